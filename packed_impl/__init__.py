@@ -1,0 +1,1 @@
+"""The packed implementations under test."""

@@ -1,0 +1,1 @@
+"""The oracle and the unpacked witness."""

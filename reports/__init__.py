@@ -1,0 +1,1 @@
+"""The scribe: versioned records of a run and their rendering."""

@@ -1,0 +1,1 @@
+"""The judge: cases, subjects, observation, comparison, tolerance, verdict."""

@@ -1,0 +1,1 @@
+"""Preference data: from files of the published shapes to preference groups."""

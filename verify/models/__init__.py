@@ -1,0 +1,1 @@
+"""Models under comparison: tiny, published configs, local checkpoints."""

@@ -1,0 +1,1 @@
+"""Adapters: the only modules of the judge that import an implementation."""
