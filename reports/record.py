@@ -1,7 +1,7 @@
 """The record of one run: everything needed to audit the verdict and to render it again.
 
-A record holds measurements and the budgets they were held against, in plain values: it can be read years later
-by a program that has no torch. Unknown fields and unknown schema versions are refused.
+A record holds measurements and the budgets they were held against, in plain values: it can be read years
+later by a program that has no torch. Unknown fields and unknown schema versions are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16"]
@@ -105,7 +105,7 @@ class JudgementRecord(_Frozen):
     witness_error: float | None
     """The unpacked path's own error (oracle) or the spread of its harmless variations (differential)."""
     witness_from: str
-    """What ``witness_error`` was measured on, e.g. "unpacked witness", "variation eager", "propagated from log-probs"."""
+    """What ``witness_error`` was measured on: "unpacked witness", "variation eager", "from log-prob budgets"."""
     factor: float | None
     floor: float | None
     signed_mean: float | None
@@ -180,7 +180,7 @@ class TimingRecord(_Frozen):
 class Record(_Frozen):
     """One run of the gate."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     tool_version: str
     command: list[str]
     created_utc: str

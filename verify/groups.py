@@ -57,7 +57,7 @@ def check_token_ids(groups: Sequence[PreferenceGroup], vocab_size: int) -> None:
         vocab_size: Number of rows of the embedding.
 
     Raises:
-        ValueError: A token id at or above ``vocab_size``; the message names the group, the part and the place.
+        ValueError: A token id at or above ``vocab_size``; the message says where.
     """
     for index, group in enumerate(groups):
         parts = [("prompt_ids", group.prompt_ids)]
@@ -68,5 +68,6 @@ def check_token_ids(groups: Sequence[PreferenceGroup], vocab_size: int) -> None:
                 if token_id >= vocab_size:
                     where = group.source or f"group {index}"
                     raise ValueError(
-                        f"token id {token_id} at {where}, {part}[{place}]: outside the vocabulary of {vocab_size} tokens"
+                        f"token id {token_id} at {where}, {part}[{place}]: "
+                        f"outside the vocabulary of {vocab_size} tokens"
                     )
