@@ -36,9 +36,7 @@ class PreferenceGroup:
         for name, responses in (("positives", self.positives), ("negatives", self.negatives)):
             for index, response in enumerate(responses):
                 if not response:
-                    raise ValueError(
-                        f"empty response {name}[{index}]{where}: a response needs at least one token"
-                    )
+                    raise ValueError(f"empty response {name}[{index}]{where}: a response needs at least one token")
         for token_id in (t for ids in (self.prompt_ids, *self.positives, *self.negatives) for t in ids):
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 raise ValueError(f"token id {token_id!r}{where}: token ids are non-negative integers")

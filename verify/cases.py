@@ -1,0 +1,113 @@
+"""Named cases: the inputs on which a subject is judged.
+
+Each case exists because some public fault shows only there; ``why`` says which property it brings. Token ids are
+random with a recorded seed, so that no case depends on a tokenizer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from verify.groups import PreferenceGroup, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One input of the gate.
+
+    Args:
+        name: Stable id.
+        why: What this case can show that others cannot.
+        groups: The preference groups; a packed subject may put all of them into one row.
+
+    Raises:
+        ValueError: No group.
+    """
+
+    name: str
+    why: str
+    groups: tuple[PreferenceGroup, ...]
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError(f"case {self.name}: no groups, nothing would be compared")
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Supervised tokens over all completions."""
+        return sum(len(ids) for group in self.groups for ids in group.completions)
+
+    @property
+    def pairwise_slots(self) -> int:
+        """Token slots that one unpadded row per completion feeds to the embedding."""
+        return sum(len(group.prompt_ids) + len(ids) for group in self.groups for ids in group.completions)
+
+
+def tiny_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
+    """The embedded default cases.
+
+    Args:
+        vocab_size: Token ids are drawn from [0, vocab_size).
+        seed: Seed of the token ids.
+
+    Returns:
+        Cases with stable names, in a fixed order.
+    """
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> TokenIds:
+        return tuple(rng.randrange(vocab_size) for _ in range(count))
+
+    def pair(prompt: int, chosen: int, rejected: int) -> PreferenceGroup:
+        return PreferenceGroup(tokens(prompt), (tokens(chosen),), (tokens(rejected),))
+
+    lengths: Sequence[tuple[str, str, Sequence[tuple[int, int, int]]]] = (
+        ("balanced", "an ordinary pair", [(24, 16, 14)]),
+        ("one-token-prompt", "the shared segment is its own predictor row; a split prompt is empty", [(1, 9, 12)]),
+        ("one-token-chosen", "a branch whose only token is predicted from the prompt", [(17, 1, 9)]),
+        ("one-token-rejected", "the same on the other side", [(17, 9, 1)]),
+        ("one-token-everything", "the smallest pair there is", [(1, 1, 1)]),
+        ("equal-responses", "equal lengths: a swap of branches keeps every shape", [(20, 15, 15)]),
+        ("very-unequal-responses", "padding and lengths by maximum show", [(16, 3, 90)]),
+        ("long-prompt", "positions beyond 256; most of the row is shared", [(300, 14, 11)]),
+        ("response-longer-than-prompt", "positions restart far from where the row stands", [(8, 60, 48)]),
+        ("length-127", "one below the block size of block-sparse kernels", [(127, 127, 127)]),
+        ("length-128", "branches start on a block boundary", [(128, 128, 128)]),
+        ("length-129", "one above the block size", [(129, 129, 129)]),
+        ("two-groups", "two trees in one row", [(19, 13, 10), (11, 7, 16)]),
+        ("five-uneven-groups", "many trees in one row, uneven in every part",
+         [(33, 5, 21), (2, 18, 4), (48, 1, 6), (7, 27, 26), (14, 11, 1)]),
+    )  # fmt: skip
+    cases = [Case(name=name, why=why, groups=tuple(pair(*sizes) for sizes in groups)) for name, why, groups in lengths]
+    return (*cases, *_content_cases(tokens))
+
+
+def _content_cases(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
+    start, left, right = tokens(7), tokens(8), tokens(10)
+    long = tokens(22)
+    prompt = tokens(18)
+    echo = tokens(1) * 6
+    return (
+        Case(
+            name="responses-begin-alike",
+            why="equal tokens at the branch start: the prompt must not grow into the responses",
+            groups=(PreferenceGroup(tokens(21), (start + left,), (start + right,)),),
+        ),
+        Case(
+            name="chosen-is-a-prefix-of-rejected",
+            why="the shorter response is all of it inside the longer one",
+            groups=(PreferenceGroup(tokens(15), (long[:9],), (long,)),),
+        ),
+        Case(
+            name="response-repeats-the-prompt",
+            why="tokens found again by value, not by place, are found in the wrong segment",
+            groups=(PreferenceGroup(prompt, (prompt[:12],), (prompt[6:],)),),
+        ),
+        Case(
+            name="one-repeated-token",
+            why="token ids carry no information: only positions and the mask tell slots apart",
+            groups=(PreferenceGroup(echo * 2, (echo + tokens(2),), (echo[:3] + tokens(4),)),),
+        ),
+    )

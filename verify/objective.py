@@ -1,0 +1,28 @@
+"""The objective of a run, as a value that subjects receive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpoSigmoid:
+    """DPO with the sigmoid loss (Rafailov et al. 2023, eq. 7; label smoothing: Mitchell 2023).
+
+    Args:
+        beta: Strength of the pull towards the reference policy; above 0.
+        label_smoothing: Probability that a preference label is flipped, in [0, 0.5).
+
+    Raises:
+        ValueError: A value outside its range.
+    """
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    name: str = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < float("inf"):
+            raise ValueError(f"beta is {self.beta}: it must be a positive number")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}: it must lie in [0, 0.5)")

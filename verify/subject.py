@@ -1,0 +1,194 @@
+"""The contract of a subject: anything that claims to compute the unpacked thing differently.
+
+The least a subject has is ``name`` and ``per_token_logps``; everything else is optional. A subject imports nothing of
+this project.
+
+    class MySubject:
+        name = "my-trainer"
+
+        def per_token_logps(self, model, groups):
+            '''One differentiable 1-D tensor per completion: group by group, positives before negatives.'''
+
+Optional attributes and methods:
+
+- ``layout``: "packed" (default) or "unpacked". Whoever says packed must be seen to feed fewer token slots.
+- ``supports(case) -> Support``: any object with ``supported`` and ``reason``; default yes.
+- ``supports_gradients(model) -> Support``: default yes. Where not, only forward quantities are judged.
+- ``loss(model, groups, objective) -> LossOutput``: any object with ``loss`` (differentiable scalar) and ``rewards`` (one
+  value per completion). Then the loss and the gradients through it are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case
+from verify.groups import PreferenceGroup
+
+
+class SubjectError(Exception):
+    """A subject broke its contract: it raised, or returned something that cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a subject can do what is asked, and if not, why."""
+
+    supported: bool
+    reason: str = ""
+
+
+@runtime_checkable
+class Subject(Protocol):
+    """The least a subject must have."""
+
+    name: str
+
+    def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> Sequence[Tensor]:
+        """Log-probs of every completion token: one differentiable 1-D tensor per completion, in nats."""
+        ...
+
+
+class LossOutput(Protocol):
+    """What ``loss`` of a subject returns."""
+
+    loss: Tensor
+    rewards: Tensor | Sequence[Tensor] | Sequence[float]
+
+
+def layout_of(subject: Subject) -> str:
+    """The layout that a subject claims: "packed" unless it says otherwise.
+
+    Raises:
+        SubjectError: Any other value.
+    """
+    layout = getattr(subject, "layout", "packed")
+    if layout not in ("packed", "unpacked"):
+        raise SubjectError(f"subject {subject.name}: layout is {layout!r}; it must be 'packed' or 'unpacked'")
+    return str(layout)
+
+
+def owns_loss(subject: Subject) -> bool:
+    """Whether the subject computes its own loss."""
+    return callable(getattr(subject, "loss", None))
+
+
+def support_for(subject: Subject, case: Case) -> Support:
+    """Whether the subject takes the case; default yes.
+
+    Raises:
+        SubjectError: ``supports`` raised, or returned something without ``supported`` and ``reason``, or said no
+            without a reason.
+    """
+    return _ask(subject, "supports", case)
+
+
+def gradient_support(subject: Subject, model: Any) -> Support:
+    """Whether gradients flow through the subject on this model and device; default yes.
+
+    Raises:
+        SubjectError: As for :func:`support_for`.
+    """
+    return _ask(subject, "supports_gradients", model)
+
+
+def _ask(subject: Subject, method: str, argument: object) -> Support:
+    ask = getattr(subject, method, None)
+    if ask is None:
+        return Support(True)
+    try:
+        answer = ask(argument)
+    except Exception as error:
+        raise SubjectError(f"subject {subject.name}: {method} raised {type(error).__name__}: {error}") from error
+    supported = getattr(answer, "supported", None)
+    if not isinstance(supported, bool):
+        raise SubjectError(
+            f"subject {subject.name}: {method} returned {answer!r}; it must return an object with the attributes "
+            "supported (bool) and reason (str)"
+        )
+    reason = str(getattr(answer, "reason", ""))
+    if not supported and not reason:
+        raise SubjectError(f"subject {subject.name}: {method} said no without a reason")
+    return Support(supported, reason)
+
+
+def check_logps(
+    logps: object, groups: Sequence[PreferenceGroup], *, subject: str, differentiable: bool
+) -> tuple[Tensor, ...]:
+    """Check number, type and shape of the log-probs that a subject returned; values are not looked at.
+
+    Args:
+        logps: What the subject returned.
+        groups: The groups it was given.
+        subject: Name for messages.
+        differentiable: Whether each tensor must carry a graph.
+
+    Returns:
+        The tensors, in completion order.
+
+    Raises:
+        SubjectError: Naming the completion and what would be right.
+    """
+    lengths = [(g, i, len(ids)) for g, group in enumerate(groups) for i, ids in enumerate(group.completions)]
+    if not isinstance(logps, list | tuple):
+        raise SubjectError(
+            f"subject {subject}: per_token_logps returned {type(logps).__name__}; it must return a list of tensors"
+        )
+    if len(logps) != len(lengths):
+        raise SubjectError(
+            f"subject {subject}: per_token_logps returned {len(logps)} tensors for {len(lengths)} completions"
+        )
+    for logp, (g, i, length) in zip(logps, lengths, strict=True):
+        where = f"subject {subject}: log-probs of group {g}, completion {i}"
+        if not isinstance(logp, Tensor):
+            raise SubjectError(f"{where}: {type(logp).__name__}; a tensor is needed")
+        if tuple(logp.shape) != (length,):
+            raise SubjectError(
+                f"{where}: shape {tuple(logp.shape)}; the completion has {length} tokens, so ({length},)"
+            )
+        if not logp.is_floating_point():
+            raise SubjectError(f"{where}: dtype {logp.dtype}; a floating point dtype is needed")
+        if differentiable and not logp.requires_grad:
+            raise SubjectError(
+                f"{where}: carries no graph, so no LoRA gradient can be compared (detached, or computed under no_grad?)"
+            )
+    return tuple(logps)
+
+
+def check_loss(output: object, *, subject: str, num_completions: int, differentiable: bool) -> tuple[Tensor, Tensor]:
+    """Check what ``loss`` of a subject returned.
+
+    Args:
+        output: An object with ``loss`` and ``rewards``.
+        subject: Name for messages.
+        num_completions: Number of rewards there must be.
+        differentiable: Whether the loss must carry a graph.
+
+    Returns:
+        The scalar loss, and the rewards as a detached float64 vector on the CPU.
+
+    Raises:
+        SubjectError: A part is missing or has the wrong shape.
+    """
+    loss, rewards = getattr(output, "loss", None), getattr(output, "rewards", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise SubjectError(f"subject {subject}: loss(...).loss must be a scalar tensor, not {type(loss).__name__}")
+    if differentiable and not loss.requires_grad:
+        raise SubjectError(f"subject {subject}: loss(...).loss carries no graph")
+    if rewards is None:
+        raise SubjectError(f"subject {subject}: loss(...).rewards is missing; one value per completion is needed")
+    parts = rewards.reshape(-1) if isinstance(rewards, Tensor) else rewards
+    try:
+        values = [float(value) for value in parts]
+    except (TypeError, ValueError) as error:
+        raise SubjectError(f"subject {subject}: loss(...).rewards: {error}; numbers are needed") from error
+    if len(values) != num_completions:
+        raise SubjectError(
+            f"subject {subject}: loss(...).rewards has {len(values)} values for {num_completions} completions"
+        )
+    return loss.reshape(()), torch.tensor(values, dtype=torch.float64)
