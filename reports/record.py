@@ -1,20 +1,39 @@
 """The record of one run: everything needed to audit the verdict and to render it again.
 
 A record holds measurements and the budgets they were held against, in plain values: it can be read years
-later by a program that has no torch. Unknown fields and unknown schema versions are refused.
+later by a program that has no torch. Unknown fields and unknown schema versions are refused,
+and so is a record that contradicts itself: a PASS that rests on nothing, or counts that do not add up.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_validator
+
+from reports.values import Count, Measured, Settings, Versions
 
 SCHEMA_VERSION: Literal[1] = 1
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16"]
-Count = Annotated[int, Field(ge=0)]
+QuantityName = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
+
+VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
+NOT_A_PASS: tuple[VerdictName, ...] = ("ERROR", "FAIL", "INCONCLUSIVE")
+"""Verdicts beside which nothing may be called PASS, worst first."""
+
+
+def _verdict_keys(counts: dict[str, int]) -> dict[str, int]:
+    """Check the keys and bring them into one order."""
+    if unknown := counts.keys() - set(VERDICTS):
+        raise ValueError(f"{sorted(unknown)} among the verdicts counted; there are {', '.join(VERDICTS)}")
+    return {name: counts[name] for name in VERDICTS if name in counts}
+
+
+CountsByVerdict = Annotated[dict[str, Count], AfterValidator(_verdict_keys)]
 
 
 class _Frozen(BaseModel):
@@ -29,7 +48,7 @@ class Environment(_Frozen):
     processor: str
     num_threads: Count
     device: str
-    packages: dict[str, str]
+    packages: Versions
     """Exact version of each package that takes part in the computation."""
 
 
@@ -45,17 +64,8 @@ class ModelRecord(_Frozen):
     num_layers: Count
     num_layers_published: Count
     """Depth of the published config; larger than ``num_layers`` if the depth was cut."""
-    config: dict[str, object]
-    lora: dict[str, object]
-
-
-class CaseRecord(_Frozen):
-    """One input: preference groups by their lengths in tokens."""
-
-    name: str
-    why: str
-    """What this case is there to show."""
-    groups: list[GroupRecord]
+    config: Settings
+    lora: Settings
 
 
 class GroupRecord(_Frozen):
@@ -65,6 +75,15 @@ class GroupRecord(_Frozen):
     prompt: Count
     positives: list[Count]
     negatives: list[Count]
+
+
+class CaseRecord(_Frozen):
+    """One input: preference groups by their lengths in tokens."""
+
+    name: str
+    why: str
+    """What this case is there to show."""
+    groups: list[GroupRecord]
 
 
 class SubjectRecord(_Frozen):
@@ -81,16 +100,16 @@ class PlaceRecord(_Frozen):
 
     where: str
     """E.g. "group 0, chosen, token 3 of 7, predicted from response token 2" or a parameter's name."""
-    actual: float
-    expected: float
-    measured: float
-    budget: float
+    actual: Measured
+    expected: Measured
+    measured: Measured
+    budget: Measured
 
 
 class JudgementRecord(_Frozen):
     """One measured difference held against one budget."""
 
-    quantity: Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
+    quantity: QuantityName
     budget_kind: Literal["oracle", "differential"]
     """Distance to the oracle, or to the unpacked witness."""
     statistic: Literal["max", "rms"]
@@ -99,17 +118,29 @@ class JudgementRecord(_Frozen):
     reason: str
     """Empty on PASS."""
     num_compared: Count
-    measured: float | None
+    measured: Measured | None
     """None where nothing was measured (NOT_APPLICABLE)."""
-    budget: float | None
-    witness_error: float | None
+    budget: Measured | None
+    witness_error: Measured | None
     """The unpacked path's own error (oracle) or the spread of its harmless variations (differential)."""
     witness_from: str
-    """What ``witness_error`` was measured on: "unpacked witness", "variation eager", "from log-prob budgets"."""
-    factor: float | None
-    floor: float | None
-    signed_mean: float | None
+    """What ``witness_error`` was measured on: "unpacked witness", "variation eager", "log-prob budgets"."""
+    factor: Measured | None
+    floor: Measured | None
+    signed_mean: Measured | None
     worst: list[PlaceRecord]
+
+    @model_validator(mode="after")
+    def _pass_is_within_its_budget(self) -> Self:
+        if self.verdict != "PASS":
+            return self
+        if self.num_compared == 0 or self.measured is None or self.budget is None:
+            raise ValueError(f"{self.quantity} is PASS, but nothing was compared")
+        if not self.measured <= self.budget:  # also where either is NaN
+            raise ValueError(
+                f"{self.quantity} is PASS, but measured {self.measured} against a budget of {self.budget}"
+            )
+        return self
 
 
 class SlotsRecord(_Frozen):
@@ -135,6 +166,12 @@ class ResultRecord(_Frozen):
     num_compared: Count
     """Values compared, over all judgements of this result."""
 
+    @model_validator(mode="after")
+    def _pass_rests_on_judgements(self) -> Self:
+        judged: Counter[str] = Counter(judgement.verdict for judgement in self.judgements)
+        _check_pass(self.verdict, f"case {self.case}", self.num_compared, judged, "judgement")
+        return self
+
 
 class SubjectSummary(_Frozen):
     """One subject in one dtype, over all cases; the proof that the packed path ran is judged here."""
@@ -143,11 +180,17 @@ class SubjectSummary(_Frozen):
     dtype: DtypeName
     verdict: VerdictName
     reasons: list[str]
-    cases_by_verdict: dict[str, Count]
+    cases_by_verdict: CountsByVerdict
     slots: Count
     pairwise_slots: Count
-    worst_ratio: dict[str, float]
+    worst_ratio: dict[str, Measured]
     """Largest measured / budget for each quantity."""
+
+    @model_validator(mode="after")
+    def _pass_rests_on_cases(self) -> Self:
+        passed = self.cases_by_verdict.get("PASS", 0)
+        _check_pass(self.verdict, f"{self.subject} in {self.dtype}", passed, self.cases_by_verdict, "case")
+        return self
 
 
 class DataRecord(_Frozen):
@@ -186,14 +229,14 @@ class Record(_Frozen):
     created_utc: str
     verdict: VerdictName
     reasons: list[str]
-    counts: dict[str, Count]
+    counts: CountsByVerdict
     """Number of results by verdict."""
     num_compared: Count
     environment: Environment
     model: ModelRecord
-    objective: dict[str, object]
+    objective: Settings
     seeds: dict[str, int]
-    policy: dict[str, object]
+    policy: Settings
     """The tolerance policy as used, with the rationale of every number."""
     variations: list[str]
     """The harmless variations of the witness that set the noise floor."""
@@ -206,5 +249,44 @@ class Record(_Frozen):
     notes: list[str]
     """Anything a reader must know, e.g. a cut depth or a backend that ran uncompiled."""
 
+    @model_validator(mode="after")
+    def _counts_add_up(self) -> Self:
+        _check_counts("counts", self.counts, (result.verdict for result in self.results))
+        for summary in self.summaries:
+            own = (
+                r.verdict for r in self.results if (r.subject, r.dtype) == (summary.subject, summary.dtype)
+            )
+            _check_counts(f"cases of {summary.subject} in {summary.dtype}", summary.cases_by_verdict, own)
+        total = sum(result.num_compared for result in self.results)
+        if self.num_compared != total:
+            raise ValueError(f"num_compared is {self.num_compared}, but the results compared {total} values")
+        return self
 
-CaseRecord.model_rebuild()
+    @model_validator(mode="after")
+    def _pass_rests_on_results(self) -> Self:
+        _check_pass(self.verdict, "the run", self.num_compared, self.counts, "result")
+        judged: Counter[str] = Counter(summary.verdict for summary in self.summaries)
+        _check_pass(self.verdict, "the run", self.num_compared, judged, "summary")
+        return self
+
+
+def _check_pass(
+    verdict: VerdictName, what: str, num_compared: int, parts: Mapping[str, int], part: str
+) -> None:
+    """Refuse a PASS over nothing, without a part that passed, or beside a part that did not."""
+    if verdict != "PASS":
+        return
+    if num_compared == 0:
+        raise ValueError(f"{what} is PASS, but nothing was compared")
+    for name in NOT_A_PASS:
+        if parts.get(name, 0):
+            raise ValueError(f"{what} is PASS, but has {parts[name]} {part} with verdict {name}")
+    if not parts.get("PASS", 0):
+        raise ValueError(f"{what} is PASS, but no {part} is")
+
+
+def _check_counts(what: str, counts: Mapping[str, int], verdicts: Iterable[VerdictName]) -> None:
+    seen = Counter(verdicts)
+    for name in VERDICTS:
+        if counts.get(name, 0) != seen[name]:
+            raise ValueError(f"{what} say {counts.get(name, 0)} {name}, but the results hold {seen[name]}")

@@ -1,0 +1,56 @@
+"""Types of the values in a record: what JSON gives back unchanged, and the numbers that it cannot hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""How a record writes the numbers that JSON has no notation for."""
+
+
+def _number_from_text(value: object) -> object:
+    return float(value) if isinstance(value, str) and value in NOT_FINITE else value
+
+
+def _plain(value: object, where: str = "value") -> object:
+    """Only what JSON gives back unchanged; a tuple becomes a list."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where} is {value!r}, which is not valid Unicode: {error.reason}") from error
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} is {value}: a setting must be finite")
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {_plain_key(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    raise ValueError(f"{where} is of type {type(value).__name__}: a setting must be plain JSON")
+
+
+def _plain_key(key: object, where: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"{where} has the key {key!r}: keys must be strings")
+    return str(_plain(key, where))
+
+
+def _by_name(packages: dict[str, str]) -> dict[str, str]:
+    return dict(sorted(packages.items()))
+
+
+Count = Annotated[int, Field(ge=0)]
+Measured = Annotated[float, BeforeValidator(_number_from_text)]
+"""A measurement: NaN and infinities are kept, and written as strings."""
+Settings = Annotated[dict[str, object], AfterValidator(_plain)]
+"""Free-form settings: finite numbers, strings, booleans, null, lists, and dicts of these."""
+Versions = Annotated[dict[str, str], AfterValidator(_by_name)]
+"""Version by package, in the order of the names."""
