@@ -104,7 +104,9 @@ def compare_observations(
     }
     comparisons = [
         _compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, names["token"]),
-        _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, names["token"]),
+        _compare_vectors(
+            "ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, names["token"]
+        ),
         _compare_vectors("rewards", [actual.rewards], [expected.rewards], names["completion"]),
         _compare_vectors("margins", [actual.margins], [expected.margins], names["pair"]),
         _compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], ["loss"]),

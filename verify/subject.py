@@ -14,7 +14,7 @@ Optional attributes and methods:
 - ``layout``: "packed" (default) or "unpacked". Whoever says packed must be seen to feed fewer token slots.
 - ``supports(case) -> Support``: any object with ``supported`` and ``reason``; default yes.
 - ``supports_gradients(model) -> Support``: default yes. Where not, only forward quantities are judged.
-- ``loss(model, groups, objective) -> LossOutput``: any object with ``loss`` (differentiable scalar) and ``rewards`` (one
+- ``loss(model, groups, objective) -> LossOutput``: any object with ``loss`` (differentiable scalar), ``rewards`` (one
   value per completion). Then the loss and the gradients through it are judged.
 """
 

@@ -1,0 +1,129 @@
+"""Local checkpoint folders: safetensors only, every key accounted for, no code from the folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from verify.models.random_weights import freeze
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint folder cannot be used; the message says what is wrong and what would be right."""
+
+
+def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype) -> tuple[Any, int]:
+    """Load a causal LM from a folder with ``config.json`` and safetensors files.
+
+    Args:
+        folder: The checkpoint folder.
+        num_layers: Keep only the first layers, or None for all.
+        dtype: float64, float32 or bfloat16.
+
+    Returns:
+        The model on the CPU in eval mode, and the depth that the folder's config publishes.
+
+    Raises:
+        CheckpointError: No config, no safetensors (pickled weights are refused), missing or unexpected keys, a shape
+            that does not fit, a damaged file, or a depth that the checkpoint does not have.
+    """
+    config = _read_config(folder)
+    published = int(config.num_hidden_layers)
+    depth = published if num_layers is None else num_layers
+    if not 1 <= depth <= published:
+        raise CheckpointError(f"{folder}: {depth} layers asked for; the checkpoint has {published}")
+    config.num_hidden_layers = depth
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:depth]
+    try:
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+            )
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}/config.json: no causal LM can be built from it: {error}") from error
+    _fill(model, _read_tensors(folder), folder, depth)
+    return freeze(model), published
+
+
+def _read_config(folder: Path) -> Any:
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder: give the folder of a checkpoint")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json: it is not a checkpoint of transformers")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError) as error:
+        raise CheckpointError(f"{folder}/config.json: {error}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index}: not an index with a weight_map: {error}") from error
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise CheckpointError(
+                f"{index} names {absent[0]}, which is not there ({len(absent)} of {len(names)} absent)"
+            )
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
+        found = f"found pickled weights {pickled[0]}, which are never opened" if pickled else "found no weights"
+        raise CheckpointError(f"{folder}: {found}; convert them to safetensors")
+    return files
+
+
+def _read_tensors(folder: Path) -> Iterable[tuple[str, Tensor]]:
+    for file in _weight_files(folder):
+        try:
+            with safe_open(file, framework="pt", device="cpu") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - a safe_open handle is not a mapping
+                    yield name, tensors.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: damaged or not safetensors: {error}") from error
+
+
+def _fill(model: Any, tensors: Iterable[tuple[str, Tensor]], folder: Path, depth: int) -> None:
+    parameters = dict(model.named_parameters())
+    tied = {name for name in model.state_dict() if name not in parameters} & {"lm_head.weight"}
+    filled: set[str] = set()
+    unexpected = []
+    with torch.no_grad():
+        for name, tensor in tensors:
+            layer = _LAYER.search(name)
+            if (layer and int(layer[1]) >= depth) or name in tied or name.endswith("rotary_emb.inv_freq"):
+                continue
+            if name not in parameters:
+                unexpected.append(name)
+                continue
+            if tensor.shape != parameters[name].shape:
+                raise CheckpointError(
+                    f"{folder}: {name} has shape {tuple(tensor.shape)}; "
+                    f"the config asks for {tuple(parameters[name].shape)}"
+                )
+            parameters[name].copy_(tensor)
+            filled.add(name)
+    missing = sorted(parameters.keys() - filled)
+    if missing or unexpected:
+        parts = [
+            f"{len(names)} {side} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+            for side, names in (("missing", missing), ("unexpected", sorted(unexpected)))
+            if names
+        ]
+        raise CheckpointError(f"{folder}: the weights do not fit config.json: {' and '.join(parts)} keys")

@@ -1,0 +1,84 @@
+"""LoRA adapters with both factors away from zero.
+
+At the usual initialisation B = 0: the policy equals the reference, the loss is ln 2 whatever a mask does, and every
+gradient of A is exactly zero. Such a run proves nothing, so cases draw both factors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    """Rank, scaling and strength of the adapters.
+
+    Args:
+        rank: Rank of the update.
+        alpha: PEFT's ``lora_alpha``; the update is scaled by alpha / rank.
+        strength: RMS of the update relative to the RMS of the weight it is added to.
+        targets: Names of the linear layers that get an adapter.
+    """
+
+    rank: int = 8
+    alpha: int = 16
+    strength: float = 0.1
+    targets: tuple[str, ...] = LORA_TARGETS
+
+    @property
+    def scaling(self) -> float:
+        """Factor in front of B A."""
+        return self.alpha / self.rank
+
+
+def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
+    """Wrap a causal LM with PEFT and draw both factors from a seeded generator.
+
+    A ~ N(0, 1 / in), B ~ N(0, b^2) with b chosen so that RMS(scaling * B A) = strength * RMS(W). Values are rounded
+    to bfloat16, so that every dtype runs the same adapter.
+
+    Args:
+        model: A transformers causal LM.
+        spec: Rank, scaling, strength, targets.
+        seed: Seed of the factors.
+
+    Returns:
+        The PEFT model in eval mode; only LoRA tensors require grad.
+    """
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        lora_dropout=0.0,
+        target_modules=list(spec.targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    peft_model = get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, module in sorted(peft_model.named_modules()):
+            if not hasattr(module, "lora_A") or "default" not in module.lora_A:
+                continue
+            weight = module.base_layer.weight
+            factor_a, factor_b = module.lora_A["default"].weight, module.lora_B["default"].weight
+            rms = float(weight.float().square().mean().sqrt())
+            if rms == 0:
+                raise ValueError(f"{name}: the weight is zero, so no adapter strength can be set against it")
+            std_a = 1 / math.sqrt(factor_a.shape[1])
+            std_b = spec.strength * rms / (spec.scaling * math.sqrt(spec.rank) * std_a)
+            for factor, std in ((factor_a, std_a), (factor_b, std_b)):
+                factor.copy_(rounded_normal(factor.shape, std, generator))
+    return peft_model.eval()
+
+
+def rounded_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
+    """Normal values that bfloat16 represents exactly, as float32 on the CPU."""
+    return (torch.randn(shape, generator=generator) * std).to(torch.bfloat16).to(torch.float32)

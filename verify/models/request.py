@@ -1,0 +1,117 @@
+"""Which model to put under comparison, and building it in a dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verify.models.checkpoint import load_checkpoint
+from verify.models.configs import NAMED_CONFIGS, named_config
+from verify.models.lora import LoraSpec, add_lora
+from verify.models.random_weights import build_random
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """What the user asked for.
+
+    Args:
+        name: A named config, or the folder of a checkpoint.
+        num_layers: Cut the depth to this, or None for the published depth.
+        device: A torch device, e.g. "cpu" or "cuda".
+        seed: Seed of random weights and of the adapters.
+        lora: The adapters.
+
+    Raises:
+        ValueError: An unknown name, a depth the config does not have, or a device that is not there.
+    """
+
+    name: str
+    num_layers: int | None = None
+    device: str = "cpu"
+    seed: int = 0
+    lora: LoraSpec = field(default_factory=LoraSpec)
+
+    def __post_init__(self) -> None:
+        if not self.is_checkpoint:
+            published = named_config(self.name).num_hidden_layers
+            if self.num_layers is not None and not 1 <= self.num_layers <= published:
+                raise ValueError(f"--layers {self.num_layers}: {self.name} has {published} layers")
+        check_device(self.device)
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether ``name`` is a folder rather than a named config."""
+        return self.name.lower() not in NAMED_CONFIGS and Path(self.name).exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUnderTest:
+    """A PEFT-wrapped causal LM and what it was built from.
+
+    Args:
+        model: The model on its device, in eval mode; only LoRA tensors require grad.
+        weights: Where the weights come from, in words.
+        num_layers_published: Depth of the config before a cut.
+        exact_in_bfloat16: Whether bfloat16 represents every weight, so that all dtypes run the same values.
+    """
+
+    model: Any
+    weights: str
+    num_layers_published: int
+    exact_in_bfloat16: bool
+
+
+def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
+    """Build the requested model in one dtype.
+
+    Args:
+        request: The request.
+        dtype_name: "float64", "float32" or "bfloat16".
+
+    Returns:
+        The model with adapters, on its device.
+
+    Raises:
+        ValueError: A checkpoint that cannot be used (CheckpointError).
+    """
+    dtype = DTYPES[dtype_name]
+    if request.is_checkpoint:
+        base, published = load_checkpoint(Path(request.name), num_layers=request.num_layers, dtype=dtype)
+        weights = "local checkpoint"
+        exact = all(torch.equal(p, p.to(torch.bfloat16).to(p.dtype)) for p in base.parameters())
+    else:
+        config = named_config(request.name)
+        published = config.num_hidden_layers
+        depth = published if request.num_layers is None else request.num_layers
+        base = build_random(config, num_layers=depth, dtype=dtype, seed=request.seed)
+        weights = f"seeded normal, std {config.weight_std}, rounded to bfloat16"
+        exact = True
+    model = add_lora(base, request.lora, seed=request.seed + 1).to(request.device)
+    return ModelUnderTest(model=model, weights=weights, num_layers_published=published, exact_in_bfloat16=exact)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not know or that is not there.
+
+    Raises:
+        ValueError: With what would be right.
+    """
+    try:
+        kind = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: not a torch device; give cpu, cuda or cuda:N") from error
+    if kind.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"--device {device}: torch {torch.__version__} sees no CUDA device here; give --device cpu"
+            )
+        if kind.index is not None and kind.index >= torch.cuda.device_count():
+            raise ValueError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
+    elif kind.type != "cpu":
+        raise ValueError(f"--device {device}: only cpu and cuda are supported")
