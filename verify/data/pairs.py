@@ -1,0 +1,114 @@
+"""A preference pair as turns: where the shared prompt ends and the two responses begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verify.data.rows import Place
+from verify.data.violations import Reason, UnusableRow
+
+ASSISTANT = "assistant"
+USER = "user"
+SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+Turns = tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """One prompt and two responses, each at least one turn; prompt plus response is a whole conversation."""
+
+    prompt: Turns
+    chosen: Turns
+    rejected: Turns
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """One prompt and two responses as plain text, which no chat template touches."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    place: Place
+
+
+Pair = PreferencePair | TextPair
+
+
+def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> PreferencePair:
+    """Split two whole conversations into the prompt that they share and two responses.
+
+    The prompt is the longest common prefix of *turns* that leaves each side at least one turn::
+
+        chosen    user "2+2?"  assistant "4"            prompt    user "2+2?"
+        rejected  user "2+2?"  assistant "4, or 5"  ->  responses assistant "4" | assistant "4, or 5"
+
+    The longest common prefix of *tokens* would be another rule: it would give the shared "4" to the prompt.
+
+    Args:
+        chosen: The preferred conversation, prompt turns included.
+        rejected: The other one, prompt turns included.
+        place: Where the row stands.
+
+    Returns:
+        The pair; its prompt ends before an assistant's turn on both sides, and both sides end with one.
+
+    Raises:
+        UnusableRow: The two conversations are not two responses to one prompt.
+    """
+    sides = {"chosen": chosen, "rejected": rejected}
+    for name, turns in sides.items():
+        if not turns:
+            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} holds no turn")
+        if turns[-1].role != ASSISTANT:
+            detail = f"{name} ends with a turn of {turns[-1].role!r}"
+            raise UnusableRow(Reason.NO_FINAL_ASSISTANT_TURN, place, detail)
+    prompt_turns = _shared_turns(chosen, rejected)
+    for name, turns in sides.items():
+        if turns[prompt_turns].role != ASSISTANT:
+            detail = f"from turn {prompt_turns + 1} on, where {name} has a turn of {turns[prompt_turns].role!r}"
+            raise UnusableRow(Reason.DIFFERENT_PROMPTS, place, detail)
+    prompt = chosen[:prompt_turns]
+    if _is_blank(prompt):
+        detail = "no turn before the responses" if not prompt else "no text in the turns before the responses"
+        raise UnusableRow(Reason.EMPTY_PROMPT, place, detail)
+    if prompt[-1].role == ASSISTANT:
+        raise UnusableRow(Reason.PREFILLED_PROMPT, place, f"shared turn {prompt_turns} is the assistant's")
+    for name, turns in sides.items():
+        if _is_blank(turns[-1:]):
+            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"the final turn of {name} holds no text")
+    return PreferencePair(prompt, chosen[prompt_turns:], rejected[prompt_turns:], place)
+
+
+def text_pair(prompt: str, chosen: str, rejected: str, place: Place) -> TextPair:
+    """Check and hold a pair of plain texts.
+
+    Raises:
+        UnusableRow: The prompt or a response is empty; blanks count as text here, since no template adds any.
+    """
+    if not prompt:
+        raise UnusableRow(Reason.EMPTY_PROMPT, place, "the prompt is an empty string")
+    for name, text in (("chosen", chosen), ("rejected", rejected)):
+        if not text:
+            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} is an empty string")
+    return TextPair(prompt, chosen, rejected, place)
+
+
+def _shared_turns(chosen: Turns, rejected: Turns) -> int:
+    most = min(len(chosen), len(rejected)) - 1
+    return next((i for i in range(most) if chosen[i] != rejected[i]), most)
+
+
+def _is_blank(turns: Turns) -> bool:
+    return not any(turn.content.strip() for turn in turns)

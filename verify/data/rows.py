@@ -1,0 +1,138 @@
+"""Rows of a preference file, one at a time, each with the place it came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_LINE_BYTES = 64 * 2**20
+_JSONL_SUFFIXES = (".jsonl", ".json")
+_PARQUET_SUFFIX = ".parquet"
+# Rows decoded together; small, because a row may carry an image.
+_PARQUET_BATCH_ROWS = 64
+
+
+class DataError(ValueError):
+    """A preference file, its tokenizer, or a request about them that cannot be used as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row stands.
+
+    Args:
+        file: Base name of the file, so that results do not carry a machine's paths.
+        line: Line of a JSON Lines file or row of a Parquet file, from 1.
+    """
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its columns by name, and its place."""
+
+    columns: Mapping[str, Any]
+    place: Place
+
+
+def check_file(path: Path) -> None:
+    """Refuse a path that `iter_rows` could not read.
+
+    Raises:
+        DataError: No such file, or another suffix than .jsonl, .json and .parquet.
+    """
+    expected = "give one .jsonl, .json (JSON Lines) or .parquet file"
+    if not path.is_file():
+        raise DataError(f"preference file {path} {'is a directory' if path.is_dir() else 'does not exist'}: {expected}")
+    if path.suffix.lower() not in (*_JSONL_SUFFIXES, _PARQUET_SUFFIX):
+        raise DataError(f"preference file {path} has the suffix {path.suffix!r}: {expected}")
+
+
+def iter_rows(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Row]:
+    """Stream the rows of a JSON Lines (.jsonl, .json) or Parquet (.parquet) file.
+
+    One line, or one small batch of Parquet rows, is in memory at a time. Blank lines hold no row; they count as lines.
+
+    Args:
+        path: The file; its suffix decides the format.
+        max_line_bytes: Longest line that is read, in bytes, without its line break.
+
+    Yields:
+        The rows in file order.
+
+    Raises:
+        DataError: No such file, another suffix, no row, or a row that is not a JSON object in UTF-8 on one line of at
+            most ``max_line_bytes``; the message names file and line.
+    """
+    check_file(path)
+    rows = _iter_parquet(path) if path.suffix.lower() == _PARQUET_SUFFIX else _iter_jsonl(path, max_line_bytes)
+    is_empty = True
+    for row in rows:
+        is_empty = False
+        yield row
+    if is_empty:
+        raise DataError(f"preference file {path} holds no row: expected at least one")
+
+
+def _iter_jsonl(path: Path, max_line_bytes: int) -> Iterator[Row]:
+    with path.open("rb") as stream:
+        for line_number, line in enumerate(_iter_lines(stream, path.name, max_line_bytes), start=1):
+            place = Place(path.name, line_number)
+            if line.strip():
+                yield Row(_parse_object(line, place), place)
+
+
+def _iter_lines(stream: BinaryIO, file: str, max_line_bytes: int) -> Iterator[bytes]:
+    line_number = 0
+    # Two more bytes than the limit hold the line break, "\n" or "\r\n".
+    while line := stream.readline(max_line_bytes + 2):
+        line_number += 1
+        if len(line.rstrip(b"\r\n")) > max_line_bytes or (len(line) == max_line_bytes + 2 and line[-1:] != b"\n"):
+            raise DataError(
+                f"{file}:{line_number}: the line is longer than {max_line_bytes} bytes: "
+                "one row belongs on one line; raise the limit if a row is really that long"
+            )
+        yield line
+
+
+def _parse_object(line: bytes, place: Place) -> dict[str, Any]:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{place}: byte {error.start} of the line is not UTF-8 ({error.reason}): save the file as UTF-8"
+        ) from error
+    try:
+        value = json.loads(text)
+    # ValueError also covers a number with too many digits; RecursionError, brackets nested without end.
+    except (ValueError, RecursionError) as error:
+        hint = " (an array over several lines is not JSON Lines)" if text.lstrip().startswith("[") else ""
+        raise DataError(f"{place}: not JSON: {error}: expected one JSON object on each line{hint}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: the row is a JSON {type(value).__name__}: expected one JSON object on each line")
+    return value
+
+
+def _iter_parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(f"reading {path.name} needs pyarrow: pip install 'packparity[parquet]'") from error
+    row_number = 0
+    try:
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
+                for columns in batch.to_pylist():
+                    row_number += 1
+                    yield Row(columns, Place(path.name, row_number))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path.name}: not a readable Parquet file after row {row_number}: {error}") from error

@@ -1,0 +1,245 @@
+"""The published shapes of preference rows: a literal table, and how each becomes a pair.
+
+Detection looks at the columns of a row and the kinds of their values, in the order of `SHAPES`; the first match
+wins. Nothing about the file's name or the other rows takes part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from verify.data.pairs import ASSISTANT, SYSTEM, USER, Pair, Turn, Turns, split_conversations, text_pair
+from verify.data.rows import DataError, Row
+from verify.data.violations import Reason, UnusableRow
+
+CONTEXT_COLUMNS = ("image", "images", "image_path", "tools", "chat_template_kwargs")
+"""Columns that a trainer may feed to the model beside the text. They are left out here, and the result says so."""
+
+_TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "images", "reasoning_content", "thinking")
+"""Fields of a turn that chat templates render; a turn that fills one is more than role and content."""
+
+
+class Kind(Enum):
+    """What the value of a column has to be."""
+
+    TEXT = "a string"
+    TEXT_OR_NULL = "a string or null"
+    TURNS = "a list of {role, content} objects"
+    ANY = "present"
+
+    def fits(self, value: object) -> bool:
+        """Whether a value is of this kind."""
+        match self:
+            case Kind.TEXT:
+                return isinstance(value, str)
+            case Kind.TEXT_OR_NULL:
+                return value is None or isinstance(value, str)
+            case Kind.TURNS:
+                return isinstance(value, list) and all(isinstance(turn, dict) for turn in value)
+            case Kind.ANY:
+                return True
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One shape of row.
+
+    Args:
+        name: Its name in results.
+        columns: The columns that a row of this shape has, and their kinds; it may have more.
+        read: Turns a row of this shape into a pair.
+        without: Columns that a row of this shape does not have.
+    """
+
+    name: str
+    columns: Mapping[str, Kind]
+    read: Callable[[Row], Pair]
+    without: tuple[str, ...] = ()
+
+    def faults(self, row: Row) -> list[str]:
+        """Why a row is not of this shape; empty if it is."""
+        missing = [f"missing column {name!r}" for name in self.columns if name not in row.columns]
+        unfit = [
+            f"column {name!r} is {_describe(row.columns[name])}, expected {kind.value}"
+            for name, kind in self.columns.items()
+            if name in row.columns and not kind.fits(row.columns[name])
+        ]
+        return missing + unfit + [f"unexpected column {name!r}" for name in self.without if name in row.columns]
+
+    def num_fitting(self, row: Row) -> int:
+        """How many of the shape's columns the row has, of the right kind."""
+        return sum(name in row.columns and kind.fits(row.columns[name]) for name, kind in self.columns.items())
+
+
+def _read_conversations(row: Row) -> Pair:
+    """Whole conversations in chosen and rejected; a prompt string, which one shared user turn has to repeat.
+
+    Which one differs between data sets (the first in UltraFeedback, the last in Capybara), so any of them will do;
+    blanks around it do not count, because the column is compared and never tokenised.
+    """
+    pair = split_conversations(_turns(row, "chosen"), _turns(row, "rejected"), row.place)
+    prompt = row.columns["prompt"].strip()
+    if all(turn.content.strip() != prompt for turn in pair.prompt if turn.role == USER):
+        detail = f"no shared user turn is the prompt column {_clip(prompt)}"
+        raise UnusableRow(Reason.PROMPT_COLUMN_DIFFERS, row.place, detail)
+    return pair
+
+
+def _read_implicit_prompt(row: Row) -> Pair:
+    return split_conversations(_turns(row, "chosen"), _turns(row, "rejected"), row.place)
+
+
+def _read_explicit_prompt(row: Row) -> Pair:
+    """Prompt turns, and the turns after them; further turns that both sides share join the prompt."""
+    prompt = _turns(row, "prompt")
+    if not prompt:
+        raise UnusableRow(Reason.EMPTY_PROMPT, row.place, "the prompt column holds no turn")
+    sides = []
+    for name in ("chosen", "rejected"):
+        response = _turns(row, name)
+        if not response:
+            raise UnusableRow(Reason.EMPTY_RESPONSE, row.place, f"{name} holds no turn")
+        if response[: len(prompt)] == prompt:
+            detail = f"{name} repeats the turns of the prompt column, which would be fed twice"
+            raise UnusableRow(Reason.PROMPT_COLUMN_DIFFERS, row.place, detail)
+        sides.append(prompt + response)
+    chosen, rejected = sides
+    return split_conversations(chosen, rejected, row.place)
+
+
+def _read_text(row: Row) -> Pair:
+    prompt, chosen, rejected = (_text(row.columns[name], name, row) for name in ("prompt", "chosen", "rejected"))
+    return text_pair(prompt, chosen, rejected, row.place)
+
+
+def _read_orca(row: Row) -> Pair:
+    system = _text(row.columns["system"] or "", "system", row)
+    prompt = (Turn(SYSTEM, system),) if system else ()
+    return _question_pair(row.columns, prompt, row)
+
+
+def _read_rlhf_v(row: Row) -> Pair:
+    try:
+        answer = json.loads(row.columns["text"])
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{row.place}: column 'text' is not JSON: {error}: expected {_RLHF_V_TEXT}") from error
+    fields = ("question", "chosen", "rejected")
+    if not isinstance(answer, dict) or not all(isinstance(answer.get(name), str) for name in fields):
+        found = _describe(answer) if not isinstance(answer, dict) else f"an object with {_names(answer)}"
+        raise DataError(f"{row.place}: column 'text' holds {found}: expected {_RLHF_V_TEXT}")
+    return _question_pair(answer, (), row)
+
+
+_RLHF_V_TEXT = "a JSON object with the strings question, chosen and rejected"
+
+
+def _question_pair(fields: Mapping[str, Any], system: Turns, row: Row) -> Pair:
+    prompt = (*system, Turn(USER, _text(fields["question"], "question", row)))
+    chosen, rejected = ((*prompt, Turn(ASSISTANT, _text(fields[name], name, row))) for name in ("chosen", "rejected"))
+    return split_conversations(chosen, rejected, row.place)
+
+
+_CONVERSATIONS = {"prompt": Kind.TEXT, "chosen": Kind.TURNS, "rejected": Kind.TURNS}
+
+# Shapes with columns of their own come before the plainer ones that they extend.
+SHAPES: tuple[Shape, ...] = (
+    Shape("h4_ultrafeedback", {**_CONVERSATIONS, "messages": Kind.TURNS}, _read_conversations),
+    Shape(
+        "argilla_ultrafeedback",
+        {**_CONVERSATIONS, "chosen-rating": Kind.ANY, "rejected-rating": Kind.ANY},
+        _read_conversations,
+    ),
+    Shape(
+        "capybara_multi_turn",
+        {**_CONVERSATIONS, "rating_chosen": Kind.ANY, "rating_rejected": Kind.ANY},
+        _read_conversations,
+    ),
+    Shape("tulu", {**_CONVERSATIONS, "id": Kind.ANY, "source": Kind.ANY}, _read_conversations),
+    Shape("conversations", _CONVERSATIONS, _read_conversations),
+    Shape(
+        "trl_conversational",
+        {"prompt": Kind.TURNS, "chosen": Kind.TURNS, "rejected": Kind.TURNS},
+        _read_explicit_prompt,
+    ),
+    Shape(
+        "trl_implicit_prompt",
+        {"chosen": Kind.TURNS, "rejected": Kind.TURNS},
+        _read_implicit_prompt,
+        without=("prompt",),
+    ),
+    Shape(
+        "orca_dpo_pairs",
+        {"system": Kind.TEXT_OR_NULL, "question": Kind.TEXT, "chosen": Kind.TEXT, "rejected": Kind.TEXT},
+        _read_orca,
+    ),
+    # Without a prompt column nothing tells where the prompt of a plain string ends: such rows match no shape.
+    Shape("trl_text", {"prompt": Kind.TEXT, "chosen": Kind.TEXT, "rejected": Kind.TEXT}, _read_text),
+    Shape("rlhf_v", {"text": Kind.TEXT}, _read_rlhf_v, without=("chosen", "rejected")),
+)
+
+
+def shape_of(row: Row) -> Shape:
+    """The shape of a row, from its columns.
+
+    Raises:
+        DataError: No shape matches; the message names the columns found and what the closest shape would need.
+    """
+    for shape in SHAPES:
+        if not shape.faults(row):
+            return shape
+    # max keeps the first of several, so the answer does not depend on chance.
+    closest = max(SHAPES, key=lambda shape: (shape.num_fitting(row), -len(shape.faults(row))))
+    found = f"{row.place}: not a known shape of preference row; columns found: {_names(row.columns)}"
+    if closest.num_fitting(row):
+        raise DataError(f"{found}; closest is {closest.name}: {'; '.join(closest.faults(row))}")
+    known = ", ".join(f"{shape.name} ({_names(shape.columns)})" for shape in SHAPES)
+    raise DataError(f"{found}; known shapes: {known}")
+
+
+def left_out_columns(row: Row) -> tuple[str, ...]:
+    """The `CONTEXT_COLUMNS` that a row fills, and that its pair leaves out."""
+    return tuple(name for name in CONTEXT_COLUMNS if row.columns.get(name))
+
+
+def _turns(row: Row, column: str) -> Turns:
+    return tuple(_turn(value, f"{column}[{i}]", row) for i, value in enumerate(row.columns[column]))
+
+
+def _turn(value: Mapping[str, Any], name: str, row: Row) -> Turn:
+    if not isinstance(value.get("role"), str) or "content" not in value:
+        raise DataError(f"{row.place}: {name} has {_names(value)}: expected a turn with the string role, and content")
+    for extra in _TURN_EXTRAS:
+        if value.get(extra):
+            raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} carries {extra!r}")
+    return Turn(value["role"], _text(value["content"], f"{name}.content", row))
+
+
+def _text(value: object, name: str, row: Row) -> str:
+    if not isinstance(value, str):
+        raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} is {_describe(value)}")
+    # JSON can spell half a surrogate pair ("\ud83d"), which no tokenizer can encode.
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} holds half a surrogate pair")
+    return value
+
+
+def _describe(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        odd = next((i for i, item in enumerate(value) if not isinstance(item, dict)), None)
+        return "a list" if odd is None else f"a list whose item {odd} is {_describe(value[odd])}"
+    names = {str: "a string", dict: "an object", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _names(columns: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(columns)) or "none"
+
+
+def _clip(text: str, most: int = 60) -> str:
+    return repr(text if len(text) <= most else text[: most - 3] + "...")

@@ -1,0 +1,166 @@
+"""From a pair to token ids, through the tokenizer's chat template, without a token moving over the seam."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+import jinja2
+from transformers import AutoTokenizer
+
+from verify.data.pairs import Pair, TextPair, Turns
+from verify.data.rows import DataError, Place
+from verify.data.violations import Reason, UnusableRow
+from verify.groups import PreferenceGroup, TokenIds
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+class ChatTokenizer(Protocol):
+    """The part of a transformers tokenizer that is used here."""
+
+    chat_template: str | Mapping[str, str] | None
+    bos_token_id: int | None
+    eos_token: str | None
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        """Render turns as text."""
+
+    def encode(self, text: str, *, add_special_tokens: bool, verbose: bool) -> list[int]:
+        """Token ids of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerIdentity:
+    """What decides the token ids: the name of the folder, and digests (None where there is nothing to digest)."""
+
+    name: str
+    tokenizer_sha256: str | None
+    chat_template_sha256: str | None
+
+
+def load_tokenizer(tokenizer_dir: Path) -> ChatTokenizer:
+    """Load a tokenizer from a folder: no network, no code from the folder.
+
+    Raises:
+        DataError: No such folder, no tokenizer in it, or one that cannot be loaded.
+    """
+    if not tokenizer_dir.is_dir():
+        raise DataError(f"tokenizer folder {tokenizer_dir} does not exist: give a folder with tokenizer.json")
+    if not any((tokenizer_dir / name).is_file() for name in _TOKENIZER_FILES):
+        raise DataError(f"folder {tokenizer_dir} holds no tokenizer: expected {' and '.join(_TOKENIZER_FILES)} in it")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the Rust side raises bare Exception on a file that it cannot read
+        raise DataError(f"the tokenizer in {tokenizer_dir} cannot be loaded: {error}") from error
+    return cast(ChatTokenizer, tokenizer)
+
+
+def identify_tokenizer(tokenizer: ChatTokenizer, tokenizer_dir: Path) -> TokenizerIdentity:
+    """Name and digests of a loaded tokenizer."""
+    file = tokenizer_dir / "tokenizer.json"
+    template = _default_template(tokenizer)
+    return TokenizerIdentity(
+        name=tokenizer_dir.resolve().name,
+        tokenizer_sha256=hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None,
+        chat_template_sha256=hashlib.sha256(template.encode()).hexdigest() if template is not None else None,
+    )
+
+
+def encode_pair(tokenizer: ChatTokenizer, pair: Pair) -> PreferenceGroup:
+    """Token ids of a pair.
+
+    Turns go through the chat template: ``prompt_ids`` are those of the prompt with the generation prompt, a
+    completion is what the ids of the whole conversation add to them. The template writes the special tokens, so the
+    tokenizer adds none (a beginning-of-sequence token would appear twice).
+
+    Plain text goes without a template, as TRL's ``DPOTrainer`` does it: ``prompt`` and ``prompt + response`` are
+    tokenised with the special tokens that the tokenizer adds, and the end-of-sequence token is appended to a
+    response that does not end with it.
+
+    Args:
+        tokenizer: A tokenizer, with a chat template if the pair consists of turns.
+        pair: Turns or plain text.
+
+    Returns:
+        A group 1+1 whose source is the place of the row.
+
+    Raises:
+        DataError: The tokenizer lacks the chat template, or for plain text the end-of-sequence token.
+        UnusableRow: The two sides do not share the prompt's tokens, or have no tokens of their own to tell apart.
+    """
+    if isinstance(pair, TextPair):
+        prompt, *conversations = _plain_texts(tokenizer, pair)
+    else:
+        prompt = _render(tokenizer, pair.prompt, pair.place, add_generation_prompt=True)
+        conversations = [
+            _render(tokenizer, pair.prompt + response, pair.place, add_generation_prompt=False)
+            for response in (pair.chosen, pair.rejected)
+        ]
+    add_special_tokens = isinstance(pair, TextPair)
+
+    def encode(text: str) -> TokenIds:
+        # verbose=False: the tokenizer's word on long inputs; lengths are judged elsewhere, nothing is cut.
+        return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    prompt_ids = encode(prompt)
+    if not prompt_ids:
+        raise UnusableRow(Reason.EMPTY_PROMPT, pair.place, "the prompt has no token")
+    if tokenizer.bos_token_id is not None and prompt_ids[:2] == (tokenizer.bos_token_id,) * 2:
+        detail = "the prompt begins with the beginning-of-sequence token twice"
+        raise UnusableRow(Reason.DOUBLED_BOS, pair.place, detail)
+    completions = []
+    for side, conversation in zip(("chosen", "rejected"), conversations, strict=True):
+        if not conversation.startswith(prompt):
+            detail = f"the rendered {side} conversation does not begin with the rendered prompt"
+            raise UnusableRow(Reason.TEMPLATE_REWRITES_PROMPT, pair.place, detail)
+        completions.append(_completion_ids(prompt_ids, encode(conversation), side, pair.place))
+    chosen_ids, rejected_ids = completions
+    if chosen_ids == rejected_ids:
+        detail = f"both responses are the same {len(chosen_ids)} tokens"
+        raise UnusableRow(Reason.IDENTICAL_RESPONSES, pair.place, detail)
+    return PreferenceGroup(prompt_ids, (chosen_ids,), (rejected_ids,), source=str(pair.place))
+
+
+def _completion_ids(prompt_ids: TokenIds, conversation_ids: TokenIds, side: str, place: Place) -> TokenIds:
+    seam = len(prompt_ids)
+    if conversation_ids[:seam] != prompt_ids:
+        pairs = zip(prompt_ids, conversation_ids, strict=False)
+        parted = next((i for i, (a, b) in enumerate(pairs) if a != b), min(seam, len(conversation_ids)))
+        detail = f"with {side} the prompt tokens change from token {parted + 1} of {seam} on"
+        raise UnusableRow(Reason.SEAM_MERGE, place, detail)
+    if len(conversation_ids) == seam:
+        raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{side} has no token")
+    return conversation_ids[seam:]
+
+
+def _plain_texts(tokenizer: ChatTokenizer, pair: TextPair) -> tuple[str, str, str]:
+    eos = tokenizer.eos_token
+    if not eos:
+        raise DataError(f"{pair.place}: plain-text rows need a tokenizer with an end-of-sequence token; this has none")
+    chosen, rejected = (text if text.endswith(eos) else text + eos for text in (pair.chosen, pair.rejected))
+    return pair.prompt, pair.prompt + chosen, pair.prompt + rejected
+
+
+def _render(tokenizer: ChatTokenizer, turns: Turns, place: Place, *, add_generation_prompt: bool) -> str:
+    if _default_template(tokenizer) is None:
+        raise DataError(
+            f"{place}: rows of turns need a tokenizer with a (default) chat template; this one has none: "
+            "add chat_template to tokenizer_config.json, or use prompt, chosen and rejected strings"
+        )
+    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except jinja2.TemplateError as error:
+        roles = ", ".join(turn.role for turn in turns)
+        raise UnusableRow(Reason.TEMPLATE_REFUSES, place, f"{error} (roles: {roles})") from error
+
+
+def _default_template(tokenizer: ChatTokenizer) -> str | None:
+    template = tokenizer.chat_template
+    return template.get("default") if isinstance(template, Mapping) else template
