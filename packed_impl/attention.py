@@ -1,0 +1,178 @@
+"""The attention backends, each an explicit choice, and the context in which a model uses one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+from packed_impl.dense import additive_mask, boolean_mask
+from packed_impl.flex import block_mask, flex_attention_forward
+from packed_impl.forest import Forest
+from packed_impl.split import split_attention_forward, split_calls
+
+AttentionFunction = Callable[..., tuple[torch.Tensor, None]]
+ModelKwargs = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to compute the attention of packed rows.
+
+    Args:
+        implementation: The name under which transformers looks the attention function up.
+        function: The function to register under that name, or None for one that transformers ships.
+        model_kwargs: Makes, from the rows, the device and the dtype, the keyword arguments of the model call.
+    """
+
+    implementation: str
+    function: AttentionFunction | None
+    model_kwargs: Callable[[Sequence[Forest], torch.device, torch.dtype], ModelKwargs]
+
+
+_TABLE: Mapping[str, Backend] = {
+    "dense-eager": Backend(
+        "eager", None, lambda forests, device, dtype: {"attention_mask": additive_mask(forests, device, dtype)}
+    ),
+    "dense-sdpa": Backend(
+        "sdpa", None, lambda forests, device, dtype: {"attention_mask": boolean_mask(forests, device)}
+    ),
+    "flex": Backend(
+        "packed-flex",
+        flex_attention_forward,
+        lambda forests, device, dtype: {"attention_mask": block_mask(forests, device)},
+    ),
+    "split": Backend(
+        "packed-split",
+        split_attention_forward,
+        lambda forests, device, dtype: {"split_calls": split_calls(forests, device)},
+    ),
+}
+BACKENDS = ("dense-eager", "dense-sdpa", "flex", "split")
+
+
+def backend_named(name: str) -> Backend:
+    """Look a backend up.
+
+    Args:
+        name: One of ``BACKENDS``.
+
+    Returns:
+        The backend.
+
+    Raises:
+        ValueError: An unknown name; the message lists the known ones.
+    """
+    if name not in _TABLE:
+        raise ValueError(f"unknown attention backend {name!r}: expected one of {', '.join(BACKENDS)}")
+    return _TABLE[name]
+
+
+def gradient_support(backend: str, device_type: str) -> tuple[bool, str]:
+    """Whether gradients flow through a backend on a kind of device.
+
+    Args:
+        backend: One of ``BACKENDS``.
+        device_type: "cpu", "cuda", ...
+
+    Returns:
+        Yes or no, and the reason for a no ("" for a yes).
+
+    Raises:
+        ValueError: An unknown backend.
+    """
+    backend_named(backend)
+    if backend == "flex" and device_type != "cuda":
+        return False, f"FlexAttention has no backward pass on {device_type}: forward only"
+    return True, ""
+
+
+def causal_lm(model: nn.Module) -> PreTrainedModel:
+    """The transformers model within its wrappers (PEFT, DDP).
+
+    Args:
+        model: The model, wrapped or not.
+
+    Returns:
+        The outermost ``PreTrainedModel``.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            return module
+    raise ValueError(f"{type(model).__name__} holds no transformers model: packed attention needs one")
+
+
+@contextmanager
+def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
+    """Let a model compute attention with a backend; on leaving, everything is as it was.
+
+    Gradient checkpointing runs the forward pass again during the backward pass. Then this context has to span both:
+    enter it around the step, not only around the forward pass.
+
+    Args:
+        model: The model, wrapped or not.
+        backend: One of ``BACKENDS``.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: An unknown backend, a model with sliding-window layers, or one whose attention cannot be switched.
+    """
+    chosen = backend_named(backend)
+    language_model = causal_lm(model)
+    modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    configs = list({id(module.config): module.config for module in modules}.values())
+    for config in configs:
+        _check_full_attention(config)
+    before = [config._attn_implementation for config in configs]
+    with _registered(chosen):
+        try:
+            language_model.set_attn_implementation(chosen.implementation)
+            for config in configs:
+                if config._attn_implementation != chosen.implementation:
+                    raise ValueError(
+                        f"{type(config).__name__} keeps attention implementation {config._attn_implementation!r}: "
+                        f"backend {backend!r} needs one whose attention can be switched to {chosen.implementation!r}"
+                    )
+            yield
+        finally:
+            for config, implementation in zip(configs, before, strict=True):
+                config._attn_implementation = implementation
+
+
+@contextmanager
+def _registered(backend: Backend) -> Iterator[None]:
+    """Register the function of a backend with transformers, and take it out again."""
+    if backend.function is None:
+        yield
+        return
+    functions = AttentionInterface._global_mapping
+    before = functions.get(backend.implementation)
+    AttentionInterface.register(backend.implementation, backend.function)
+    try:
+        yield
+    finally:
+        if before is None:
+            del functions[backend.implementation]
+        else:
+            functions[backend.implementation] = before
+
+
+def _check_full_attention(config: object) -> None:
+    """A 4-D mask is used as it is, so a model would silently lose its sliding window or chunks."""
+    layer_types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    kinds = set(layer_types) if layer_types else {"full_attention"} if window is None else {"sliding_attention"}
+    if kinds != {"full_attention"}:
+        raise ValueError(
+            f"{type(config).__name__} has layers of type {', '.join(sorted(kinds))}: packed rows need full attention"
+        )

@@ -1,0 +1,183 @@
+"""FlexAttention over packed rows, with a block table computed from segment lengths alone.
+
+Neither the table nor the mask function needs a T x T matrix: the table counts allowed cells per block from the
+overlaps of segments with blocks, and the mask function looks two slots' segments up in an S x S table.
+
+Shape letters: B rows, T slots of a row, S segments of a row, M blocks of a row, N query heads, K key heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from packed_impl.forest import Forest, segment_ids, visible_segments
+from packed_impl.kernel_call import check_kernel_call
+
+BLOCK_SIZE = 128
+
+
+def allowed_cells(forest: Forest, block_size: int) -> Tensor:
+    """Count the cells of each block in which a query may attend to a key.
+
+    With ``n[s, m]`` the slots that segment s has in block m: a segment and a proper ancestor of it allow every one of
+    their ``n[s, i] n[a, j]`` cells in block (i, j). A segment on its own is causal: all of its cells below the block
+    diagonal, none above, and the lower triangle, ``n (n + 1) / 2``, in a block on it.
+
+    Args:
+        forest: The row.
+        block_size: Slots along each side of a block.
+
+    Returns:
+        int64, [M query, M key]; a block that reaches beyond the row counts only cells within it.
+    """
+    num_blocks = -(-forest.num_slots // block_size)
+    starts_S = torch.tensor([segment.start for segment in forest.segments])[:, None]
+    stops_S = torch.tensor([segment.stop for segment in forest.segments])[:, None]
+    edges_M = torch.arange(num_blocks)[None, :] * block_size
+    overlap_SM = (torch.minimum(stops_S, edges_M + block_size) - torch.maximum(starts_S, edges_M)).clamp(min=0)
+    ancestors_SS = visible_segments(forest).long().fill_diagonal_(0)
+    across = overlap_SM.T @ ancestors_SS @ overlap_SM
+    below = (overlap_SM.T @ overlap_SM).tril(-1)
+    return across + below + torch.diag((overlap_SM * (overlap_SM + 1) // 2).sum(0))
+
+
+def block_mask(forests: Sequence[Forest], device: torch.device, block_size: int = BLOCK_SIZE) -> BlockMask:
+    """The rule of the forests as a ``BlockMask``.
+
+    Args:
+        forests: The rows, all of T slots.
+        device: Where attention runs.
+        block_size: Slots along each side of a block.
+
+    Returns:
+        The mask, of shape [B, 1, T, T]. A block that reaches beyond the row is never "full", as in torch.
+    """
+    counts = torch.stack([allowed_cells(forest, block_size) for forest in forests])[:, None]
+    is_full = counts == block_size**2
+    num_partial, partial = _listed((counts > 0) & ~is_full)
+    num_full, full = _listed(is_full)
+    num_slots = forests[0].num_slots
+    return BlockMask.from_kv_blocks(
+        num_partial.to(device),
+        partial.to(device),
+        num_full.to(device),
+        full.to(device),
+        BLOCK_SIZE=block_size,
+        mask_mod=_mask_mod(forests, device),
+        seq_lengths=(num_slots, num_slots),
+    )
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """A table of chosen blocks as torch stores it: how many per row of blocks, and their indices, chosen ones first."""
+    order = chosen.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), order.int()
+
+
+def _mask_mod(forests: Sequence[Forest], device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    num_segments = max(len(forest.segments) for forest in forests)
+    visible_BSS = torch.zeros(len(forests), num_segments, num_segments, dtype=torch.bool)
+    for row, forest in enumerate(forests):
+        visible_BSS[row, : len(forest.segments), : len(forest.segments)] = visible_segments(forest)
+    visible_BSS = visible_BSS.to(device)
+    ids_BT = torch.stack([segment_ids(forest) for forest in forests]).to(device)
+
+    def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & visible_BSS[row, ids_BT[row, query], ids_BT[row, key]]
+
+    return mask_mod
+
+
+def effective_mask(mask: BlockMask) -> Tensor:
+    """Rebuild, cell by cell, what a kernel that obeys the block table computes.
+
+    A cell counts where its block is listed as full, or where it is listed as partial and the mask function allows it.
+
+    Args:
+        mask: A mask with one head.
+
+    Returns:
+        bool, [B, T query, T key].
+
+    Raises:
+        ValueError: A block listed twice, or as both full and partial: its cells would be attended to twice.
+    """
+    num_rows, _, num_queries, num_keys = mask.shape
+    query_block, key_block = mask.BLOCK_SIZE
+    partial = _listed_blocks(mask.kv_num_blocks, mask.kv_indices)
+    full = torch.zeros_like(partial)
+    if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
+        full = _listed_blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
+    if (partial + full > 1).any():
+        raise ValueError("a block is listed twice: its cells would be attended to twice")
+
+    def cells(blocks: Tensor) -> Tensor:
+        spread = blocks.bool().repeat_interleave(query_block, dim=1).repeat_interleave(key_block, dim=2)
+        return spread[:, :num_queries, :num_keys]
+
+    device = partial.device
+    row, query, key = torch.meshgrid(
+        *(torch.arange(n, device=device) for n in (num_rows, num_queries, num_keys)), indexing="ij"
+    )
+    return cells(full) | (cells(partial) & mask.mask_mod(row, torch.zeros_like(row), query, key))
+
+
+def _listed_blocks(num_blocks: Tensor, indices: Tensor) -> Tensor:
+    """How often each block is listed; int64, [B, M query, M key]."""
+    counts, listed = num_blocks[:, 0, :, None], indices[:, 0].long()
+    is_listed = (torch.arange(listed.shape[-1], device=listed.device) < counts).long()
+    return torch.zeros_like(listed).scatter_add_(-1, listed, is_listed)
+
+
+@cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=True)  # dynamic: packed rows differ in length from step to step
+
+
+def _uncompiled_flex_attention(*args: Tensor, **kwargs: object) -> Tensor:
+    with warnings.catch_warnings():  # it warns that it builds the score matrix, which is the point here
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        result: Tensor = flex_attention(*args, **kwargs)  # type: ignore[call-overload]
+    return result
+
+
+def flex_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: BlockMask | None,
+    *,
+    scaling: float,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """FlexAttention in the form that transformers' ``AttentionInterface`` calls; compiled on CUDA only.
+
+    Args:
+        module: The attention module; not used.
+        query: [B, N, T, H].
+        key: [B, K, T, H].
+        value: [B, K, T, H].
+        attention_mask: The block mask.
+        scaling: Factor on the scores.
+        **kwargs: What else transformers passes; refused where it would change the result.
+
+    Returns:
+        The output, [B, T, N, H], and None for the weights.
+
+    Raises:
+        ValueError: No block mask, mixed dtypes, dropout, a sliding window or another variant not computed here.
+    """
+    check_kernel_call("flex", query, key, value, kwargs)
+    if not isinstance(attention_mask, BlockMask):
+        raise ValueError(f"flex attention needs a BlockMask, got {type(attention_mask).__name__}")
+    kernel = _compiled_flex_attention() if query.device.type == "cuda" else _uncompiled_flex_attention
+    enable_gqa = query.shape[1] != key.shape[1]
+    output = kernel(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=enable_gqa)
+    return output.transpose(1, 2).contiguous(), None

@@ -1,0 +1,170 @@
+"""A packed row is a forest of segments; this module holds the rule that follows from it.
+
+A segment is a run of tokens with an optional parent segment. A sequence that would have been fed alone is a path from
+a root to a leaf. A prompt ``a b`` with the responses ``c`` and ``d e`` in one row::
+
+    slot        0  1  2  3  4
+    token       a  b  c  d  e        segments: 0 = [a b], 1 = [c] with parent 0, 2 = [d e] with parent 0
+    position    0  1  2  2  3        ``d`` is the third token of its own path, not the fourth of the row
+    predictor   -  0  1  1  3        ``d`` is predicted from ``b``, not from its neighbour ``c``
+
+Shape letters: T slots of a row, S segments of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of consecutive slots of a row.
+
+    Args:
+        start: First slot of the run.
+        length: Number of slots, at least one.
+        parent: Index of the segment that this one continues, or None for a root.
+    """
+
+    start: int
+    length: int
+    parent: int | None = None
+
+    @property
+    def stop(self) -> int:
+        """The slot after the last one."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The segments of one row, in row order, without gaps, every parent before its children.
+
+    Args:
+        segments: The segments; together they cover slots 0 to T - 1, each slot once.
+
+    Raises:
+        ValueError: No segment, an empty one, a gap or an overlap, or a parent that does not come before its child.
+    """
+
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            raise ValueError("a forest needs at least one segment, got none")
+        expected_start = 0
+        for index, segment in enumerate(self.segments):
+            if segment.length < 1:
+                raise ValueError(f"segment {index} has length {segment.length}: a segment holds at least one token")
+            if segment.start != expected_start:
+                raise ValueError(f"segment {index} starts at slot {segment.start}: expected slot {expected_start}")
+            if segment.parent is not None and not 0 <= segment.parent < index:
+                raise ValueError(
+                    f"segment {index} has parent {segment.parent}: a parent comes before its child, "
+                    f"so it is one of the segments before {index}"
+                )
+            expected_start = segment.stop
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], parents: Sequence[int | None]) -> Forest:
+        """Lay segments out one after the other.
+
+        Args:
+            lengths: Length of each segment.
+            parents: Index of the parent of each segment, or None.
+
+        Returns:
+            The forest.
+
+        Raises:
+            ValueError: As for the constructor, or sequences of different lengths.
+        """
+        starts = accumulate(lengths, initial=0)
+        pieces = zip(lengths, parents, strict=True)
+        return cls(
+            tuple(Segment(start, length, parent) for start, (length, parent) in zip(starts, pieces, strict=False))
+        )
+
+    @property
+    def num_slots(self) -> int:
+        """T, the number of slots of the row."""
+        return self.segments[-1].stop
+
+    def path(self, index: int) -> tuple[int, ...]:
+        """Indices of the segments from the root down to segment ``index``, itself included."""
+        parent = self.segments[index].parent
+        return (index,) if parent is None else (*self.path(parent), index)
+
+
+def padded(forest: Forest, num_slots: int) -> Forest:
+    """Fill a row up with padding: one more root, which sees only itself and which nothing sees.
+
+    Args:
+        forest: The row.
+        num_slots: Number of slots wanted.
+
+    Returns:
+        The forest itself when it already has that many slots, otherwise one with a root more.
+
+    Raises:
+        ValueError: The row is longer than that.
+    """
+    missing = num_slots - forest.num_slots
+    if missing < 0:
+        raise ValueError(f"cannot pad a row of {forest.num_slots} slots to {num_slots}")
+    return Forest((*forest.segments, Segment(forest.num_slots, missing))) if missing else forest
+
+
+def segment_ids(forest: Forest) -> Tensor:
+    """Index of the segment that holds each slot; int64, [T]."""
+    lengths = torch.tensor([segment.length for segment in forest.segments])
+    return torch.repeat_interleave(torch.arange(len(forest.segments)), lengths)
+
+
+def visible_segments(forest: Forest) -> Tensor:
+    """Which segments a segment sees: itself and its ancestors; bool, [S query, S key]."""
+    visible = torch.eye(len(forest.segments), dtype=torch.bool)
+    for index, segment in enumerate(forest.segments):
+        if segment.parent is not None:
+            visible[index] |= visible[segment.parent]
+    return visible
+
+
+def attention_rule(forest: Forest) -> Tensor:
+    """Which slot attends to which: its own segment and its ancestors, and never a later slot.
+
+    A parent lies before its children in the row, so "later" may be read off the slot numbers.
+
+    Args:
+        forest: The row.
+
+    Returns:
+        bool, [T query, T key].
+    """
+    ids_T = segment_ids(forest)
+    return visible_segments(forest)[ids_T[:, None], ids_T[None, :]].tril()
+
+
+def positions(forest: Forest) -> Tensor:
+    """Number of tokens before each slot on its own path; int64, [T]."""
+    first: list[int] = []
+    for segment in forest.segments:
+        parent = segment.parent
+        first.append(0 if parent is None else first[parent] + forest.segments[parent].length)
+    runs = [torch.arange(at, at + segment.length) for at, segment in zip(first, forest.segments, strict=True)]
+    return torch.cat(runs)
+
+
+def predictors(forest: Forest) -> tuple[int | None, ...]:
+    """The slot that predicts each slot: its predecessor on its path, None for the first token of a root; [T]."""
+    result: list[int | None] = []
+    for segment in forest.segments:
+        parent = segment.parent
+        result.append(None if parent is None else forest.segments[parent].stop - 1)
+        result.extend(range(segment.start, segment.stop - 1))
+    return tuple(result)
