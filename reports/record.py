@@ -137,9 +137,7 @@ class JudgementRecord(_Frozen):
         if self.num_compared == 0 or self.measured is None or self.budget is None:
             raise ValueError(f"{self.quantity} is PASS, but nothing was compared")
         if not self.measured <= self.budget:  # also where either is NaN
-            raise ValueError(
-                f"{self.quantity} is PASS, but measured {self.measured} against a budget of {self.budget}"
-            )
+            raise ValueError(f"{self.quantity} is PASS, but measured {self.measured} against a budget of {self.budget}")
         return self
 
 
@@ -253,9 +251,7 @@ class Record(_Frozen):
     def _counts_add_up(self) -> Self:
         _check_counts("counts", self.counts, (result.verdict for result in self.results))
         for summary in self.summaries:
-            own = (
-                r.verdict for r in self.results if (r.subject, r.dtype) == (summary.subject, summary.dtype)
-            )
+            own = (r.verdict for r in self.results if (r.subject, r.dtype) == (summary.subject, summary.dtype))
             _check_counts(f"cases of {summary.subject} in {summary.dtype}", summary.cases_by_verdict, own)
         total = sum(result.num_compared for result in self.results)
         if self.num_compared != total:
@@ -270,9 +266,7 @@ class Record(_Frozen):
         return self
 
 
-def _check_pass(
-    verdict: VerdictName, what: str, num_compared: int, parts: Mapping[str, int], part: str
-) -> None:
+def _check_pass(verdict: VerdictName, what: str, num_compared: int, parts: Mapping[str, int], part: str) -> None:
     """Refuse a PASS over nothing, without a part that passed, or beside a part that did not."""
     if verdict != "PASS":
         return

@@ -1,0 +1,77 @@
+"""What surrounded the run, as pairs of a name and a text: model, environment, data, time."""
+
+from __future__ import annotations
+
+import shlex
+
+from reports.record import CaseRecord, DataRecord, Record
+from reports.words import NONE, count, depth, plural, seconds, setting, size
+
+
+def model_facts(record: Record) -> dict[str, str]:
+    """The model, its adapters, and the objective."""
+    model = record.model
+    return {
+        "model": model.name,
+        "depth": depth(model),
+        "parameters": count(model.num_parameters),
+        "weights": model.weights,
+        "weights SHA-256": model.weights_sha256 or NONE,
+        "config": setting(model.config),
+        "LoRA": setting(model.lora),
+        "objective": setting(record.objective),
+    }
+
+
+def environment_facts(record: Record) -> dict[str, str]:
+    """Where and how the run took place; with this it can be repeated."""
+    environment = record.environment
+    return {
+        "command": shlex.join(record.command),
+        "created": record.created_utc,
+        "packparity": record.tool_version,
+        "Python": environment.python,
+        "platform": environment.platform,
+        "processor": f"{environment.processor}, {plural(environment.num_threads, 'thread')}",
+        "device": environment.device,
+        "packages": ", ".join(f"{name} {version}" for name, version in environment.packages.items()) or NONE,
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in record.seeds.items()) or NONE,
+    }
+
+
+def data_facts(data: DataRecord) -> dict[str, str]:
+    """Where real pairs came from, and how many of them could be used."""
+    return {
+        "file": data.file,
+        "SHA-256": data.sha256,
+        "shape": data.shape,
+        "rows": f"{count(data.rows_read)} read, {count(data.usable_rows)} usable",
+        "pairs used": count(data.num_pairs),
+        "tokenizer": data.tokenizer,
+        "tokenizer SHA-256": data.tokenizer_sha256 or NONE,
+    }
+
+
+def timing_facts(record: Record) -> dict[str, str]:
+    """Wall time by stage, and memory."""
+    timing = record.timing
+    return {
+        "total": seconds(timing.total_s),
+        "imports": seconds(timing.import_s),
+        "model passes": seconds(timing.model_passes_s),
+        "peak host memory": size(timing.peak_host_bytes),
+    }
+
+
+def subject_facts(record: Record) -> dict[str, str]:
+    """What each subject claims to be."""
+    loss = {True: "computes its own loss", False: "the runner applies the objective to its log-probs"}
+    return {subject.name: f"{subject.layout}; {loss[subject.owns_loss]}" for subject in record.subjects}
+
+
+def group_lengths(case: CaseRecord) -> list[str]:
+    """The lengths of each group of a case in tokens, e.g. "24 → 16 / 14": prompt, positives, negatives."""
+    return [
+        f"{group.prompt} → {' '.join(map(str, group.positives))} / {' '.join(map(str, group.negatives)) or NONE}"
+        for group in case.groups
+    ]

@@ -1,0 +1,83 @@
+"""A record as one HTML page that needs nothing else: no network, no script."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from reports import facts, overview, picture, words
+from reports.record import Record, ResultRecord
+
+
+def render(record: Record) -> str:
+    """Render as HTML.
+
+    Args:
+        record: The record.
+
+    Returns:
+        A whole page. Text that comes from the run is escaped; equal records give equal text.
+    """
+    template = _environment().get_template("report.html.j2")
+    return (
+        template.render(
+            record=record,
+            rows=overview.summary_rows(record),
+            families=tuple(overview.FAMILIES),
+            attention=overview.needs_attention(record),
+            left_out=overview.not_applicable(record),
+            policy=overview.policy_rows(record.policy),
+            depth=words.depth(record.model),
+            quantities=words.QUANTITIES,
+            closing=overview.closing_line(record),
+            facts={
+                "Model": facts.model_facts(record),
+                "Subjects": facts.subject_facts(record),
+                "Environment": facts.environment_facts(record),
+                "Timing": facts.timing_facts(record),
+            },
+            data_facts=facts.data_facts(record.data) if record.data else {},
+            # Drawn by this package from numbers and its own words only.
+            picture=Markup(picture.draw(record)),
+        )
+        + "\n"
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters.update(
+        number=words.number,
+        count=words.count,
+        at=words.at,
+        against=words.against,
+        budget_name=words.budget_name,
+        ratio=overview.ratio,
+        counts=overview.counts_line,
+        broken=overview.broken,
+        lengths=facts.group_lengths,
+        nearest=_nearest,
+        is_over=_is_over,
+    )
+    return environment
+
+
+def _visible(value: object) -> object:
+    return words.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _nearest(result: ResultRecord) -> float | None:
+    nearest = overview.worst([result], tuple(words.QUANTITIES))
+    return None if nearest is None else nearest.value
+
+
+def _is_over(ratio: float | None) -> bool:
+    """Whether a ratio is over its budget; NaN is."""
+    return ratio is not None and not ratio <= 1

@@ -1,0 +1,216 @@
+"""What the renderings show, worked out once from the record so that no two of them can disagree.
+
+Ratios come from the judgements themselves: measured / budget, where NaN counts as worse than anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from reports.record import NOT_A_PASS, JudgementRecord, QuantityName, Record, ResultRecord, SubjectSummary
+from reports.words import NO_REASON, QUANTITIES, count, number, plural, setting
+
+FAMILIES: dict[str, tuple[QuantityName, ...]] = {
+    "log-probs": ("per_token_logps",),
+    "ref log-probs": ("ref_per_token_logps",),
+    "loss, rewards, margins": ("loss", "rewards", "margins"),
+    "gradients": ("gradients",),
+}
+"""The columns of a summary: the quantities that each of them covers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A judgement by how much of its budget it used."""
+
+    value: float
+    judgement: JudgementRecord
+    case: str
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One subject in one dtype.
+
+    Args:
+        summary: As recorded.
+        num_compared: Values compared over all cases.
+        worst: The largest ratio in each of ``FAMILIES``, or None where nothing was measured.
+    """
+
+    summary: SubjectSummary
+    num_compared: int
+    worst: tuple[Ratio | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable:
+    """What a subject was not asked for one reason.
+
+    Args:
+        subject: Name.
+        what: "the whole case", or the quantities.
+        reason: Why.
+        cases: Names of the cases concerned.
+        dtypes: In which dtypes.
+    """
+
+    subject: str
+    what: str
+    reason: str
+    cases: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One entry of the tolerance policy.
+
+    Args:
+        name: Path in the policy, e.g. "float32 / gradients".
+        values: Settings with their values, e.g. "factor 2, floor 1.2e-7".
+        rationale: Why these values; "" where the policy does not say.
+    """
+
+    name: str
+    values: str
+    rationale: str
+
+
+def ratio(judgement: JudgementRecord) -> float | None:
+    """Share of the budget that was used: measured / budget.
+
+    Args:
+        judgement: A judgement.
+
+    Returns:
+        0 where nothing differs, infinity where something differs and nothing may, NaN where either number is NaN or
+        both are infinite, None where there is no number.
+    """
+    if judgement.measured is None or judgement.budget is None:
+        return None
+    if judgement.budget == 0 and not math.isnan(judgement.measured):
+        return 0.0 if judgement.measured == 0 else math.inf
+    return judgement.measured / judgement.budget
+
+
+def worst(results: Iterable[ResultRecord], quantities: Sequence[QuantityName]) -> Ratio | None:
+    """The judgement that used most of its budget; NaN is worst.
+
+    Args:
+        results: Where to look.
+        quantities: Which quantities to look at.
+
+    Returns:
+        The first of the worst, or None where none of the quantities was measured.
+    """
+    found = [
+        Ratio(value, judgement, result.case)
+        for result in results
+        for judgement in result.judgements
+        if judgement.quantity in quantities and (value := ratio(judgement)) is not None
+    ]
+    return max(found, key=lambda item: (math.isnan(item.value), item.value), default=None)
+
+
+def summary_rows(record: Record) -> tuple[SummaryRow, ...]:
+    """One row for each subject and dtype, in the order of the record."""
+    rows = []
+    for summary in record.summaries:
+        own = [r for r in record.results if (r.subject, r.dtype) == (summary.subject, summary.dtype)]
+        families = tuple(worst(own, quantities) for quantities in FAMILIES.values())
+        rows.append(SummaryRow(summary, sum(result.num_compared for result in own), families))
+    return tuple(rows)
+
+
+def needs_attention(record: Record) -> tuple[ResultRecord, ...]:
+    """The results that are ERROR, FAIL or INCONCLUSIVE, worst verdict first."""
+    found = [result for result in record.results if result.verdict in NOT_A_PASS]
+    return tuple(sorted(found, key=lambda result: NOT_A_PASS.index(result.verdict)))
+
+
+def broken(result: ResultRecord) -> tuple[JudgementRecord, ...]:
+    """The judgements of a result that are ERROR, FAIL or INCONCLUSIVE."""
+    return tuple(judgement for judgement in result.judgements if judgement.verdict in NOT_A_PASS)
+
+
+def not_applicable(record: Record) -> tuple[NotApplicable, ...]:
+    """What was left out, with its reason: whole cases, and single quantities of cases that were judged."""
+    cases: dict[tuple[str, str, str, str], list[str]] = {}
+    for result in record.results:
+        for what, reason in _left_out(result):
+            cases.setdefault((result.subject, result.dtype, what, reason), []).append(result.case)
+    dtypes: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for (subject, dtype, what, reason), names in cases.items():
+        dtypes.setdefault((subject, what, reason, tuple(names)), []).append(dtype)
+    return tuple(NotApplicable(*key, dtypes=tuple(names)) for key, names in dtypes.items())
+
+
+def _left_out(result: ResultRecord) -> Iterable[tuple[str, str]]:
+    if result.verdict == "NOT_APPLICABLE":
+        yield "the whole case", "; ".join(result.reasons) or NO_REASON
+        return
+    quantities: dict[str, dict[str, None]] = {}
+    for judgement in result.judgements:
+        if judgement.verdict == "NOT_APPLICABLE":
+            quantities.setdefault(judgement.reason or NO_REASON, {})[QUANTITIES[judgement.quantity]] = None
+    for reason, names in quantities.items():
+        yield ", ".join(names), reason
+
+
+def closing_line(record: Record) -> str:
+    """What a reader should take away: values compared, and how near the nearest of them came to its budget."""
+    compared = f"{plural(record.num_compared, 'value')} compared in {plural(len(record.results), 'result')}"
+    nearest = worst(record.results, tuple(QUANTITIES))
+    if nearest is None:
+        return f"{compared}; nothing was measured against a budget"
+    if math.isnan(nearest.value):
+        return f"{compared}; worst measured / budget NaN: no headroom"
+    if nearest.value > 1:
+        return f"{compared}; worst measured / budget {number(nearest.value)}: over budget"
+    headroom = f"{number(1 / nearest.value)}x" if nearest.value > 0 else "unlimited, nothing differs"
+    return f"{compared}; worst measured / budget {number(nearest.value)} (headroom {headroom})"
+
+
+def counts_line(counts: dict[str, int], separator: str = ", ") -> str:
+    """The counts that are not zero, each with its verdict in full, e.g. "18 PASS, 1 FAIL"."""
+    return separator.join(f"{count(amount)} {verdict}" for verdict, amount in counts.items() if amount) or "none"
+
+
+def slots_ratio(summary: SubjectSummary) -> float | None:
+    """Slots fed, as a share of what one unpadded row per completion feeds; None where nothing was fed."""
+    return summary.slots / summary.pairwise_slots if summary.pairwise_slots else None
+
+
+def policy_rows(policy: dict[str, object]) -> tuple[PolicyRow, ...]:
+    """The policy as a table: one row for each object in it that holds values.
+
+    Args:
+        policy: As recorded. The text under a key "rationale" explains the values beside it.
+
+    Returns:
+        Rows in the order of the policy.
+    """
+    return tuple(_policy_rows("", policy))
+
+
+def _policy_rows(name: str, node: dict[str, object]) -> Iterable[PolicyRow]:
+    nested: list[tuple[str, dict[str, object]]] = []
+    values: list[str] = []
+    rationale = ""
+    for key, value in node.items():
+        path = f"{name} / {key}" if name else key
+        if key == "rationale":
+            rationale = setting(value)
+        elif isinstance(value, dict):
+            nested.append((path, value))
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            nested.extend((f"{path} {index}", item) for index, item in enumerate(value, 1))
+        else:
+            values.append(f"{key} {setting(value)}")
+    if values or rationale:
+        yield PolicyRow(name or "policy", ", ".join(values), rationale)
+    for inner_name, inner in nested:
+        yield from _policy_rows(inner_name, inner)

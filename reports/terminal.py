@@ -1,0 +1,171 @@
+"""A record on a terminal: verdicts and headroom as tables, then everything that is not a PASS, with its evidence.
+
+Nothing depends on colour, and no verdict is ever cut short. Names are shown as text, never read as markup.
+"""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from reports.overview import (
+    FAMILIES,
+    Ratio,
+    SummaryRow,
+    broken,
+    closing_line,
+    counts_line,
+    needs_attention,
+    not_applicable,
+    summary_rows,
+)
+from reports.record import JudgementRecord, Record, ResultRecord, VerdictName
+from reports.words import NONE, against, at, budget_name, count, depth, number, plural, printable
+
+_STYLES: dict[VerdictName, str] = {
+    "PASS": "bold green",
+    "FAIL": "bold red",
+    "ERROR": "bold magenta",
+    "INCONCLUSIVE": "bold yellow",
+    "NOT_APPLICABLE": "dim",
+}
+_MAX_CASES_NAMED = 4
+_MAX_JUDGEMENTS_SHOWN = 6
+
+
+def print_record(record: Record, console: Console) -> None:
+    """Print a record.
+
+    Args:
+        record: What to print.
+        console: Where to; its width and colours are respected.
+    """
+    console.print(render(record))
+
+
+def render(record: Record) -> RenderableType:
+    """A record as something that rich can print.
+
+    Args:
+        record: What to show.
+
+    Returns:
+        Tables of verdicts and of headroom, what is not a PASS, what was not applicable, notes, and a closing line.
+    """
+    rows = summary_rows(record)
+    parts: list[RenderableType] = [_heading(record)]
+    if rows:
+        parts += [_verdict_table(rows), _headroom_table(rows)]
+    for row in rows:
+        if row.summary.verdict not in ("PASS", "NOT_APPLICABLE") and row.summary.reasons:
+            parts.append(_labelled(row.summary.verdict, f"{row.summary.subject}, {row.summary.dtype}, all cases"))
+            parts.append(_indented(row.summary.reasons))
+    for result in needs_attention(record):
+        parts += _attention(result)
+    if left_out := _left_out(record):
+        parts += [Text("\nNot applicable", style="bold"), *left_out]
+    if record.notes:
+        parts += [Text("\nNotes", style="bold"), _indented(record.notes)]
+    parts += [Text(), _labelled(record.verdict, closing_line(record))]
+    if record.verdict != "PASS" and record.reasons:
+        parts.append(_indented(record.reasons))
+    return Group(*parts)
+
+
+def _heading(record: Record) -> Text:
+    model, environment = record.model, record.environment
+    return _text(
+        f"packparity {record.tool_version}: {model.name}, {depth(model)}, {plural(len(record.cases), 'case')}, "
+        f"on {environment.device}"
+    )
+
+
+def _verdict_table(rows: tuple[SummaryRow, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("subject", overflow="fold")
+    table.add_column("dtype", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("cases", no_wrap=True)
+    table.add_column("values", justify="right", no_wrap=True)
+    table.add_column("slots packed/\npairwise", justify="right", no_wrap=True)
+    for row in rows:
+        summary = row.summary
+        table.add_row(
+            _text(summary.subject),
+            summary.dtype,
+            Text(summary.verdict, style=_STYLES[summary.verdict]),
+            counts_line(summary.cases_by_verdict, separator="\n"),
+            count(row.num_compared),
+            f"{count(summary.slots)}/{count(summary.pairwise_slots)}",
+        )
+    return table
+
+
+def _headroom_table(rows: tuple[SummaryRow, ...]) -> Table:
+    table = Table(
+        title="Worst measured / budget (1 is the limit)",
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("subject", overflow="fold")
+    table.add_column("dtype", no_wrap=True)
+    for family in FAMILIES:
+        table.add_column(family.replace(", rewards", ",\nrewards"), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(_text(row.summary.subject), row.summary.dtype, *(_ratio(item) for item in row.worst))
+    return table
+
+
+def _ratio(item: Ratio | None) -> Text:
+    if item is None:
+        return Text(NONE)
+    within = item.value <= 1  # False for NaN
+    return Text(number(item.value) if within else f"{number(item.value)} !", style="" if within else _STYLES["FAIL"])
+
+
+def _attention(result: ResultRecord) -> list[RenderableType]:
+    title = f"{result.subject}, {result.dtype}, case {result.case}"
+    parts: list[RenderableType] = [Text(), _labelled(result.verdict, title), _indented(result.reasons)]
+    judgements = broken(result)
+    parts += [_indented(_evidence(judgement)) for judgement in judgements[:_MAX_JUDGEMENTS_SHOWN]]
+    if (more := len(judgements) - _MAX_JUDGEMENTS_SHOWN) > 0:
+        parts.append(_indented([f"and {plural(more, 'judgement')} more, in the written report"]))
+    return parts
+
+
+def _evidence(judgement: JudgementRecord) -> list[str]:
+    lines = [f"{budget_name(judgement)}: {against(judgement)}"]
+    if judgement.reason:
+        lines.append(judgement.reason)
+    for place in judgement.worst[:1]:
+        lines.append(f"worst at {at(place)}")
+    return lines
+
+
+def _left_out(record: Record) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for item in not_applicable(record):
+        named = ", ".join(item.cases[:_MAX_CASES_NAMED])
+        more = f" and {len(item.cases) - _MAX_CASES_NAMED} more" if len(item.cases) > _MAX_CASES_NAMED else ""
+        which = f"{item.what} in {plural(len(item.cases), 'case')} ({named}{more})"
+        where = f"{item.subject}, {', '.join(item.dtypes)}: {which}"
+        parts += [_indented([where]), Padding(_text(item.reason), (0, 0, 0, 4))]
+    return parts
+
+
+def _labelled(verdict: VerdictName, text: str) -> Text:
+    return Text.assemble((verdict, _STYLES[verdict]), "  ", printable(text))
+
+
+def _indented(lines: list[str]) -> Padding:
+    return Padding(_text("\n".join(lines)), (0, 0, 0, 2))
+
+
+def _text(text: str) -> Text:
+    return Text(printable(text))

@@ -1,0 +1,126 @@
+"""How numbers, names and verdicts are worded, in one place for all renderings."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+from reports.record import JudgementRecord, ModelRecord, PlaceRecord, QuantityName
+
+NONE = "-"
+"""Shown where there is no value."""
+NO_REASON = "no reason was recorded"
+
+QUANTITIES: dict[QuantityName, str] = {
+    "per_token_logps": "log-probs",
+    "ref_per_token_logps": "ref log-probs",
+    "loss": "loss",
+    "rewards": "rewards",
+    "margins": "margins",
+    "gradients": "gradients",
+}
+
+_BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    r"""The text with every character written out that a reader could not see or that would steer a terminal.
+
+    Line breaks and tabs stay. Escape sequences, bidirectional overrides and code points that XML refuses become
+    visible, like ``\x1b``.
+
+    Args:
+        text: Any text; names come from data and from third parties.
+
+    Returns:
+        Text that is valid in XML, HTML and on a terminal.
+    """
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t":
+        return character
+    hidden = unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
+    if hidden or ord(character) & 0xFFFE == 0xFFFE:
+        return ascii(character)[1:-1]
+    return character
+
+
+def number(value: float | None) -> str:
+    """A measurement with three significant digits: "0", "0.410", "12.3", "3.20e-6", "NaN", "inf"."""
+    if value is None:
+        return NONE
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    text = f"{value:#.3g}".rstrip(".") if 1e-3 <= abs(value) < 1e3 else f"{value:.2e}"
+    return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].replace('+', '')}{m[2]}", text)
+
+
+def precise(value: float) -> str:
+    """A value to nine significant digits, as many as a float32 has: two that differ must not look alike."""
+    return number(value) if not math.isfinite(value) else f"{value:.9g}"
+
+
+def count(value: int) -> str:
+    """A count with thousands separated by commas."""
+    return f"{value:,}"
+
+
+def seconds(value: float) -> str:
+    """A duration, e.g. "41.3 s"."""
+    return f"{number(value)} s" if value < 1000 else f"{count(round(value))} s"
+
+
+def size(num_bytes: int) -> str:
+    """A size in memory, e.g. "1.50 GiB"."""
+    power = min(max(num_bytes.bit_length() - 1, 0) // 10, 3)
+    return f"{num_bytes / 1024**power:.2f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def plural(amount: int, singular: str, several: str = "") -> str:
+    """An amount with its noun, e.g. "1 case", "1,024 cases"."""
+    return f"{count(amount)} {singular if amount == 1 else several or singular + 's'}"
+
+
+def depth(model: ModelRecord) -> str:
+    """How much of the published depth was run, e.g. "8 of 28 layers" or "all 28 layers"."""
+    if model.num_layers == model.num_layers_published:
+        return f"all {plural(model.num_layers, 'layer')}"
+    return f"{count(model.num_layers)} of {plural(model.num_layers_published, 'layer')}"
+
+
+def budget_name(judgement: JudgementRecord) -> str:
+    """Which difference was held against which budget, e.g. "log-probs, to the oracle, max"."""
+    to = {"oracle": "to the oracle", "differential": "to the unpacked witness"}[judgement.budget_kind]
+    return f"{QUANTITIES[judgement.quantity]}, {to}, {judgement.statistic}"
+
+
+def against(judgement: JudgementRecord) -> str:
+    """What was measured and what was allowed, e.g. "3.20e-4 against a budget of 6.10e-6 nats"."""
+    unit = "nats" if judgement.unit == "nats" else "(relative)"
+    return f"{number(judgement.measured)} against a budget of {number(judgement.budget)} {unit}"
+
+
+def at(place: PlaceRecord) -> str:
+    """Where actual and expected differ most, e.g. "group 0, chosen, token 3 of 7: actual -3.25, expected -3.5"."""
+    values = f"actual {precise(place.actual)}, expected {precise(place.expected)}"
+    return f"{place.where}: {values}, measured {number(place.measured)}"
+
+
+def setting(value: object) -> str:
+    """A setting in words: numbers as they are, text without quotes, lists with commas, null as "none"."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(setting(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {setting(item)}" for key, item in value.items()) or "none"
+    return repr(value) if isinstance(value, float) else str(value)
