@@ -29,6 +29,7 @@ def render(record: Record) -> str:
             policy=overview.policy_rows(record.policy),
             depth=words.depth(record.model),
             quantities=words.QUANTITIES,
+            distances=words.DISTANCES,
             closing=overview.closing_line(record),
             facts={
                 "Model": facts.model_facts(record),

@@ -91,7 +91,9 @@ def ratio(judgement: JudgementRecord) -> float | None:
     """
     if judgement.measured is None or judgement.budget is None:
         return None
-    if judgement.budget == 0 and not math.isnan(judgement.measured):
+    if math.isnan(judgement.measured):
+        return math.nan
+    if judgement.budget == 0:
         return 0.0 if judgement.measured == 0 else math.inf
     return judgement.measured / judgement.budget
 

@@ -22,12 +22,11 @@ from matplotlib.lines import Line2D
 
 from reports.overview import ratio
 from reports.record import NOT_A_PASS, DtypeName, JudgementRecord, QuantityName, Record
-from reports.words import QUANTITIES
+from reports.words import DISTANCES, QUANTITIES
 
 Key = tuple[str, str, str]
 """Dtype, kind of budget, quantity."""
 
-_KINDS = {"oracle": "to the float64 oracle", "differential": "to the unpacked witness"}
 _ROW_INCHES, _PANEL_INCHES, _TOP_INCHES, _WIDTH_INCHES = 0.34, 0.75, 0.35, 11.0
 _LANES = 0.7
 """Share of a row's height that its lanes take."""
@@ -110,15 +109,15 @@ def draw(record: Record) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "packparity", "svg.fonttype": "none", "font.size": 10}):
         figure = Figure(figsize=(_WIDTH_INCHES, height), facecolor="none")
         FigureCanvasSVG(figure)
-        panels = figure.subplots(len(dtypes), len(_KINDS), squeeze=False, sharey=True)
+        panels = figure.subplots(len(dtypes), len(DISTANCES), squeeze=False, sharey=True)
         figure.subplots_adjust(
             left=0.1, right=0.98, wspace=0.04, hspace=_PANEL_INCHES / (len(quantities) * _ROW_INCHES),
             top=1 - (_TOP_INCHES + 0.3) / height, bottom=0.3 / height,
         )  # fmt: skip
         for dtype, row in zip(dtypes, panels, strict=True):
             axis = _axis(j for key, judgements in shown.items() if key[0] == dtype for j in judgements)
-            for (kind, words), axes in zip(_KINDS.items(), row, strict=True):
-                _frame(axes, axis, f"{dtype}, {words}", quantities)
+            for (kind, words), axes in zip(DISTANCES.items(), row, strict=True):
+                _frame(axes, axis, f"{dtype}, to the {words}", quantities)
                 for index, quantity in enumerate(quantities):
                     _draw_row(axes, axis, index, shown.get((dtype, kind, quantity), ()))
         figure.legend(

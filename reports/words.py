@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 
 from reports.record import JudgementRecord, ModelRecord, PlaceRecord, QuantityName
 
@@ -21,7 +20,14 @@ QUANTITIES: dict[QuantityName, str] = {
     "gradients": "gradients",
 }
 
-_BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+DISTANCES = {"oracle": "oracle", "differential": "unpacked witness"}
+"""What a difference is measured to, by kind of budget."""
+
+_INVISIBLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # controls, among them the escape that steers a terminal
+    r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # overrides of the reading direction
+    r"|[\ud800-\udfff\ufffe\uffff]"  # what XML refuses
+)
 
 
 def printable(text: str) -> str:
@@ -36,16 +42,7 @@ def printable(text: str) -> str:
     Returns:
         Text that is valid in XML, HTML and on a terminal.
     """
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t":
-        return character
-    hidden = unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
-    if hidden or ord(character) & 0xFFFE == 0xFFFE:
-        return ascii(character)[1:-1]
-    return character
+    return _INVISIBLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def number(value: float | None) -> str:
@@ -97,8 +94,7 @@ def depth(model: ModelRecord) -> str:
 
 def budget_name(judgement: JudgementRecord) -> str:
     """Which difference was held against which budget, e.g. "log-probs, to the oracle, max"."""
-    to = {"oracle": "to the oracle", "differential": "to the unpacked witness"}[judgement.budget_kind]
-    return f"{QUANTITIES[judgement.quantity]}, {to}, {judgement.statistic}"
+    return f"{QUANTITIES[judgement.quantity]}, to the {DISTANCES[judgement.budget_kind]}, {judgement.statistic}"
 
 
 def against(judgement: JudgementRecord) -> str:

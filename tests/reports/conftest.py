@@ -168,9 +168,10 @@ def summary(subject: str, dtype: DtypeName, results: list[ResultRecord]) -> Subj
     )
 
 
-def build_record(subjects: tuple[str, ...] = SUBJECTS) -> Record:
+def build_record(
+    subjects: tuple[str, ...] = SUBJECTS, dtypes: tuple[DtypeName, ...] = ("float64", "float32", "bfloat16")
+) -> Record:
     """All five verdicts with three subjects; a run that passes with the first two."""
-    dtypes: tuple[DtypeName, ...] = ("float64", "float32", "bfloat16")
     results: list[ResultRecord] = []
     summaries: list[SubjectSummary] = []
     for subject in subjects:
@@ -242,3 +243,9 @@ def record() -> Record:
 def passing_record() -> Record:
     """The same run without the subject that breaks."""
     return build_record(SUBJECTS[:2])
+
+
+@pytest.fixture(scope="session")
+def small_record() -> Record:
+    """All five verdicts, in one subject and one dtype: quick to render."""
+    return build_record(SUBJECTS[2:], ("float32",))

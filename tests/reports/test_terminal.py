@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from reports import terminal
+from reports.record import Record
+
+
+def printed(record: Record, width: int, *, colour: bool = False) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
+    terminal.print_record(record, console)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_line_is_wider_than_the_terminal_and_no_verdict_is_cut(record: Record, width: int) -> None:
+    text = printed(record, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for verdict in ("63 PASS", "7 PASS", "1 FAIL", "1 ERROR", "1 INCONCLUSIVE", "1 NOT_APPLICABLE"):
+        assert (verdict in text) == (verdict != "63 PASS")
+    assert text.count("float64") >= 6
+
+
+def test_without_colour_there_is_no_escape_sequence_and_with_colour_only_those_of_rich(record: Record) -> None:
+    assert "\x1b" not in printed(record, 80)
+    coloured = printed(record, 80, colour=True)
+    assert "\x1b[1;31mFAIL\x1b[0m" in coloured
+    assert "\\x1b[31m" in coloured
+
+
+def test_names_are_not_read_as_markup(record: Record) -> None:
+    assert "[red]é漢[/red]" in printed(record, 160)
+
+
+def test_what_did_not_pass_is_shown_with_reason_and_worst_place(record: Record) -> None:
+    lines = printed(record, 200).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("FAIL ") and "case long-prompt" in line)
+    block = "\n".join(lines[start : start + 8])
+    assert "log-probs are 400 times over budget" in block
+    assert "1.70 against a budget of" in block
+    assert "worst at group 0, chosen, token 3 of 7, predicted from response token 2: actual -3.25" in block
+    assert any(line.startswith("ERROR ") and "case one-token-prompt" in line for line in lines)
+    assert any(line.startswith("INCONCLUSIVE ") and "case two-groups" in line for line in lines)
+
+
+def test_what_was_not_applicable_is_counted_and_shown_with_its_reason(passing_record: Record) -> None:
+    text = printed(passing_record, 160)
+    assert "packed-eager, float64, float32, bfloat16: the whole case in 1 case (group-3-2)" in text
+    assert "takes one chosen and one rejected response only" in text
+    assert "gradients in 1 case (length-128)" in text
+
+
+def test_the_last_line_is_the_verdict_with_values_and_headroom(passing_record: Record) -> None:
+    last = printed(passing_record, 160).rstrip().splitlines()[-1]
+    assert last.startswith("PASS  16,224 values compared")
+    assert "headroom 1.67x" in last
+
+
+def test_slots_and_ratios_stand_in_the_tables(passing_record: Record) -> None:
+    text = printed(passing_record, 80)
+    assert "378/546" in text
+    assert "0.578" in text
+
+
+def test_a_ratio_over_the_limit_is_marked_without_colour(record: Record) -> None:
+    assert "NaN !" in printed(record, 120)
+
+
+def test_a_run_without_results_does_not_look_like_a_pass(record: Record) -> None:
+    empty = {
+        "results": [],
+        "summaries": [],
+        "counts": {},
+        "num_compared": 0,
+        "verdict": "ERROR",
+        "reasons": ["no case"],
+    }
+    text = printed(Record.model_validate(record.model_dump() | empty), 80)
+    assert "PASS" not in text
+    assert "ERROR  0 values compared in 0 results; nothing was measured against a budget" in text
+    assert "no case" in text
