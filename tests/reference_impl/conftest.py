@@ -1,0 +1,160 @@
+"""Tiny random models with everything switched on that a real checkpoint could have, and preference groups for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from reference_impl.config import DecoderConfig, from_hf_config
+from reference_impl.lora import LoraFactors
+
+VOCAB_SIZE = 61
+# heads x head_dim (48) differs from hidden (32), four query heads share two key heads.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size": 40,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+
+
+@dataclass(frozen=True)
+class Pair:
+    prompt_ids: tuple[int, ...]
+    positives: tuple[tuple[int, ...], ...]
+    negatives: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One random model four ways: transformers, with peft on top, and as the oracle's weights and factors."""
+
+    model: nn.Module
+    config: DecoderConfig
+    weights: Mapping[str, Tensor]
+    lora: Mapping[str, LoraFactors]
+
+
+def build_model(family: str, std: float, seed: int, overrides: Mapping[str, Any]) -> Any:
+    config_class, model_class = FAMILIES[family]
+    config = config_class(**{**SIZES, **overrides}, attn_implementation="sdpa")
+    model = model_class(config).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std
+            # A norm weight of one or a bias of zero would hide that it is not applied.
+            parameter.copy_(1 + noise if name.endswith("norm.weight") else noise)
+    return model
+
+
+def oracle_weights(model: Any) -> dict[str, Tensor]:
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    return weights
+
+
+def add_adapters(model: Any, seed: int, std: float = 0.2) -> tuple[Any, dict[str, LoraFactors]]:
+    """Wrap with peft, draw both factors (peft starts with B = 0), and read them as the oracle's."""
+    # peft warns about an adapter on a tied head; the tied models do without one.
+    targets = [name for name in LORA_TARGETS if name != "lm_head" or not model.config.tie_word_embeddings]
+    adapter = LoraConfig(r=3, lora_alpha=6, target_modules=targets, lora_dropout=0.0)
+    with warnings.catch_warnings():
+        # peft asks transformers for an attribute by its deprecated name.
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        wrapped = get_peft_model(model, adapter).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, dict[str, Tensor]] = {}
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
+                module, side = name.removeprefix("base_model.model.").split(".lora_")
+                found.setdefault(module, {})[side[0]] = parameter.detach().clone()
+    return wrapped, {name: LoraFactors(A=sides["A"], B=sides["B"], scaling=2.0) for name, sides in found.items()}
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Tiny]:
+    """Factory of models; weights at std 0.2 make a layout fault move log-probs by tenths of nats and more."""
+
+    def make(
+        family: str = "qwen3", *, std: float = 0.2, seed: int = 0, adapters: bool = True, **overrides: Any
+    ) -> Tiny:
+        model = build_model(family, std, seed, overrides)
+        config, weights = from_hf_config(model.config.to_dict()), oracle_weights(model)
+        if not adapters:
+            return Tiny(model, config, weights, {})
+        wrapped, lora = add_adapters(model, seed + 1)
+        return Tiny(wrapped, config, weights, lora)
+
+    return make
+
+
+@pytest.fixture
+def pairs() -> list[Pair]:
+    """Two pairs; lengths differ everywhere, one prompt and one completion have a single token."""
+    return [
+        Pair((5, 17, 3, 22, 9), ((31, 8, 44, 2),), ((12, 50, 7, 7, 19, 40),)),
+        Pair((58,), ((4, 33, 21),), ((6,),)),
+    ]
+
+
+@pytest.fixture
+def random_pair() -> Callable[..., Pair]:
+    def make(num_prompt: int, num_chosen: int, num_rejected: int, seed: int) -> Pair:
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(length: int) -> tuple[int, ...]:
+            return tuple(torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist())
+
+        return Pair(draw(num_prompt), (draw(num_chosen),), (draw(num_rejected),))
+
+    return make
+
+
+def _norm64(module: Any, x: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
+
+
+def _rotary64(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    half, theta = module.inv_freq.numel(), module.config.rope_parameters["rope_theta"]
+    frequencies = torch.tensor([theta ** (-i / half) for i in range(half)], dtype=torch.float64)
+    angles = torch.einsum("bt,h->bth", position_ids.double(), frequencies).repeat(1, 1, 2)
+    return angles.cos(), angles.sin()
+
+
+@pytest.fixture
+def float64_throughout() -> Callable[..., Any]:
+    """Replace what transformers computes in float32 even after ``.double()``; its SDPA path has no float32 softmax."""
+
+    def replace(model: Any, parts: tuple[str, ...] = ("RMSNorm", "RotaryEmbedding")) -> Any:
+        forwards = {"RMSNorm": _norm64, "RotaryEmbedding": _rotary64}
+        for module in model.modules():
+            for part in parts:
+                if type(module).__name__.endswith(part):
+                    module.forward = partial(forwards[part], module)
+        return model
+
+    return replace
