@@ -47,7 +47,10 @@ class Support:
 class Subject(Protocol):
     """The least a subject must have."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name in reports."""
+        ...
 
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> Sequence[Tensor]:
         """Log-probs of every completion token: one differentiable 1-D tensor per completion, in nats."""
@@ -182,9 +185,9 @@ def check_loss(output: object, *, subject: str, num_completions: int, differenti
         raise SubjectError(f"subject {subject}: loss(...).loss carries no graph")
     if rewards is None:
         raise SubjectError(f"subject {subject}: loss(...).rewards is missing; one value per completion is needed")
-    parts = rewards.reshape(-1) if isinstance(rewards, Tensor) else rewards
+    parts = rewards.detach().reshape(-1) if isinstance(rewards, Tensor) else rewards
     try:
-        values = [float(value) for value in parts]
+        values = [float(value.detach()) if isinstance(value, Tensor) else float(value) for value in parts]
     except (TypeError, ValueError) as error:
         raise SubjectError(f"subject {subject}: loss(...).rewards: {error}; numbers are needed") from error
     if len(values) != num_completions:

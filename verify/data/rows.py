@@ -95,7 +95,7 @@ def _iter_lines(stream: BinaryIO, file: str, max_line_bytes: int) -> Iterator[by
     # Two more bytes than the limit hold the line break, "\n" or "\r\n".
     while line := stream.readline(max_line_bytes + 2):
         line_number += 1
-        if len(line.rstrip(b"\r\n")) > max_line_bytes or (len(line) == max_line_bytes + 2 and line[-1:] != b"\n"):
+        if len(line.removesuffix(b"\n").removesuffix(b"\r")) > max_line_bytes:
             raise DataError(
                 f"{file}:{line_number}: the line is longer than {max_line_bytes} bytes: "
                 "one row belongs on one line; raise the limit if a row is really that long"

@@ -38,7 +38,7 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
         CheckpointError: No config, no safetensors (pickled weights are refused), missing or unexpected keys, a shape
             that does not fit, a damaged file, or a depth that the checkpoint does not have.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     published = int(config.num_hidden_layers)
     depth = published if num_layers is None else num_layers
     if not 1 <= depth <= published:
@@ -57,7 +57,12 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
     return freeze(model), published
 
 
-def _read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """The transformers config of a checkpoint folder.
+
+    Raises:
+        CheckpointError: No folder, no config.json, or one that cannot be read.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give the folder of a checkpoint")
     if not (folder / "config.json").is_file():

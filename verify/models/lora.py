@@ -7,6 +7,7 @@ gradient of A is exactly zero. Such a run proves nothing, so cases draw both fac
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,10 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    peft_model = get_peft_model(model, config)
+    with warnings.catch_warnings():
+        # peft asks transformers for a property under its former name.
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        peft_model = get_peft_model(model, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, module in sorted(peft_model.named_modules()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verify.models.checkpoint import load_checkpoint
+from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, named_config
 from verify.models.lora import LoraSpec, add_lora
 from verify.models.random_weights import build_random
@@ -115,3 +115,14 @@ def check_device(device: str) -> None:
             raise ValueError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
     elif kind.type != "cpu":
         raise ValueError(f"--device {device}: only cpu and cuda are supported")
+
+
+def vocabulary_size(request: ModelRequest) -> int:
+    """Rows of the embedding, read from the config alone.
+
+    Raises:
+        ValueError: The checkpoint's config cannot be read (CheckpointError).
+    """
+    if request.is_checkpoint:
+        return int(read_config(Path(request.name)).vocab_size)
+    return named_config(request.name).vocab_size

@@ -1,0 +1,180 @@
+"""From options of ``packparity check`` to a run of the gate and its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.record import DataRecord, Record
+from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
+from verify.data.load import LoadedPairs, load_pairs
+from verify.gate import GateRequest, Progress, run_gate
+from verify.models.configs import NAMED_CONFIGS
+from verify.models.lora import LoraSpec
+from verify.models.request import DTYPES, ModelRequest, vocabulary_size
+from verify.objective import DpoSigmoid
+from verify.recording import RunFacts, record_run
+from verify.subject import Subject
+from verify.subjects.pairwise import VARIATIONS
+from verify.subjects.selection import default_subjects, select_subject
+from verify.tolerance import load_policy
+
+_PAIRS_BY_DEFAULT = 4
+_VIOLATIONS_KEPT = 50
+_TINY = "tiny"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """Options of the command line, as given."""
+
+    model: str = _TINY
+    layers: int | None = None
+    data: Path | None = None
+    tokenizer: Path | None = None
+    pairs: int | None = None
+    max_tokens: int | None = None
+    cases: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    variations: tuple[str, ...] = ()
+    device: str = "cpu"
+    seed: int = 0
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    policy: Path | None = None
+
+
+def run_check(
+    options: CheckOptions, progress: Progress, *, command: Sequence[str], started: float, import_s: float
+) -> Record:
+    """Run ``packparity check``.
+
+    Args:
+        options: The options.
+        progress: Called with what is being done.
+        command: The command line, for the record.
+        started: ``time.perf_counter()`` when the program began.
+        import_s: Wall time of the imports.
+
+    Returns:
+        The record of the run.
+
+    Raises:
+        ValueError: An option or an input is wrong; the message says which and what would be right.
+    """
+    model = ModelRequest(
+        name=options.model,
+        num_layers=options.layers,
+        device=options.device,
+        seed=options.seed,
+        lora=LoraSpec(strength=0.3 if options.model == _TINY else 0.1),
+    )
+    subjects = _subjects(options)
+    policy = load_policy(options.policy)
+    objective = DpoSigmoid(beta=options.beta, label_smoothing=options.label_smoothing)
+    dtypes = _dtypes(options)
+    cases, loaded = _cases(options, vocabulary_size(model))
+    request = GateRequest(
+        model=model,
+        dtypes=dtypes,
+        subjects=subjects,
+        cases=cases,
+        objective=objective,
+        policy=policy,
+        variations=options.variations or tuple(VARIATIONS),
+        seed=options.seed,
+    )
+    outcome = run_gate(request, progress)
+    seeds = {"weights": options.seed, "adapters": options.seed + 1, "passes": options.seed}
+    seeds["sample" if loaded else "cases"] = options.seed
+    facts = RunFacts(
+        command=command,
+        import_s=import_s,
+        total_s=time.perf_counter() - started,
+        seeds=seeds,
+        data=_data_record(loaded, cases) if loaded else None,
+        notes=_notes(options, outcome.model.num_layers_published, subjects),
+    )
+    return record_run(request, outcome, facts)
+
+
+def _subjects(options: CheckOptions) -> tuple[Subject, ...]:
+    if options.subjects and options.backends:
+        raise ValueError("give --subject or --backend, not both: --backend chooses among the built-in subjects")
+    if options.subjects:
+        return tuple(select_subject(name) for name in options.subjects)
+    subjects = default_subjects(options.backends)
+    if options.model == _TINY or options.backends:
+        return subjects
+    # At full size each subject costs minutes: one dense and one sparse-by-construction path stand for the rest.
+    return tuple(s for s in subjects if s.name in ("dense-sdpa", "split"))
+
+
+def _dtypes(options: CheckOptions) -> tuple[str, ...]:
+    for dtype in options.dtypes:
+        if dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
+    if options.dtypes:
+        return options.dtypes
+    return ("float64", "float32") if options.model == _TINY else ("float32",)
+
+
+def _cases(options: CheckOptions, vocab_size: int) -> tuple[tuple[Case, ...], LoadedPairs | None]:
+    loaded = None
+    if options.data is not None:
+        if options.tokenizer is None:
+            raise ValueError("--data needs --tokenizer DIR: pairs are tokenised through its chat template")
+        loaded = load_pairs(
+            options.data,
+            options.tokenizer,
+            num_pairs=options.pairs or _PAIRS_BY_DEFAULT,
+            seed=options.seed,
+            max_tokens=options.max_tokens,
+            vocab_size=vocab_size,
+        )
+        cases = real_cases(loaded.groups)
+    else:
+        for name, value in (
+            ("--tokenizer", options.tokenizer), ("--pairs", options.pairs), ("--max-tokens", options.max_tokens),
+        ):  # fmt: skip
+            if value is not None:
+                raise ValueError(f"{name} goes with --data FILE, which was not given")
+        cases = (tiny_cases if options.model == _TINY else synthetic_cases)(vocab_size, options.seed)
+    if not options.cases:
+        return cases, loaded
+    names = [case.name for case in cases]
+    for name in options.cases:
+        if name not in names:
+            raise ValueError(f"unknown case {name!r}: give some of {', '.join(names)}")
+    return tuple(case for case in cases if case.name in options.cases), loaded
+
+
+def _data_record(loaded: LoadedPairs, cases: Sequence[Case]) -> DataRecord:
+    return DataRecord(
+        file=loaded.file,
+        sha256=loaded.sha256,
+        shape=loaded.shape,
+        rows_read=loaded.rows_read,
+        usable_rows=len(loaded.lengths),
+        violations_by_reason={str(reason): count for reason, count in loaded.violation_counts.items()},
+        violations=[str(violation) for violation in loaded.violations[:_VIOLATIONS_KEPT]],
+        tokenizer=loaded.tokenizer.name,
+        tokenizer_sha256=loaded.tokenizer.tokenizer_json_sha256,
+        num_pairs=sum(len(case.groups) for case in cases),
+        notes=list(loaded.notes),
+    )
+
+
+def _notes(options: CheckOptions, published: int, subjects: Sequence[Subject]) -> list[str]:
+    notes = []
+    if options.layers is not None and options.layers < published:
+        notes.append(f"the depth was cut: {options.layers} of {published} layers")
+    if options.model.lower() in NAMED_CONFIGS and options.model.lower() != _TINY:
+        notes.append("weights are seeded random numbers on the published config, not the published weights")
+    if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in subjects):
+        notes.append("flex ran uncompiled and forward only: FlexAttention has no backward pass on a CPU")
+    return notes

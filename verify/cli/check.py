@@ -1,0 +1,87 @@
+"""``packparity check``: the parity gate."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_HELP_MODEL = "tiny, qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b (published config, seeded weights), or a checkpoint folder."
+_HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May be given several times."
+
+
+def check(
+    model: Annotated[str, typer.Option(help=_HELP_MODEL)] = "tiny",
+    layers: Annotated[int | None, typer.Option(help="Cut the depth; the report says so.", min=1)] = None,
+    data: Annotated[Path | None, typer.Option(help="Preference pairs, JSONL or Parquet.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder of the tokenizer; needed with --data.")] = None,
+    pairs: Annotated[int | None, typer.Option(help="Pairs to draw from --data, stratified by length.", min=1)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Leave out longer pairs (they are counted).", min=3)] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only these cases. May be given several times.")] = None,
+    subject: Annotated[list[str] | None, typer.Option(help=_HELP_SUBJECT)] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Our subjects of this backend only.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of weights, adapters, cases and sample.", min=0)] = 0,
+    beta: Annotated[float, typer.Option(help="DPO's beta.")] = 0.1,
+    label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.5).")] = 0.0,
+    policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
+    variation: Annotated[
+        list[str] | None, typer.Option(help="Harmless variations of the unpacked path that set the noise floor.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for record.json, report.md, report.html, junit.xml.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Compare packed DPO with unpacked DPO: log-probs, losses, rewards and LoRA gradients.
+
+    Without options: a tiny Qwen3 with sharp weights, all packed subjects, no download, no GPU.
+    """
+    from verify.cli.app import STARTED
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from rich.console import Console
+
+    from reports.store import check_writable, record_json, write_reports
+    from reports.terminal import print_record
+    from verify.check_request import CheckOptions, run_check
+    from verify.cli.progress import show_progress
+    from verify.verdict import Verdict, exit_status
+
+    options = CheckOptions(
+        model=model,
+        layers=layers,
+        data=data,
+        tokenizer=tokenizer,
+        pairs=pairs,
+        max_tokens=max_tokens,
+        cases=tuple(case or ()),
+        subjects=tuple(subject or ()),
+        backends=tuple(backend or ()),
+        dtypes=tuple(dtype or ()),
+        variations=tuple(variation or ()),
+        device=device,
+        seed=seed,
+        beta=beta,
+        label_smoothing=label_smoothing,
+        policy=policy,
+    )
+    if out is not None:
+        check_writable(out)
+    import_s = time.perf_counter() - STARTED
+    with show_progress(quiet) as progress:
+        record = run_check(options, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s)
+    written = write_reports(record, out) if out is not None else ()
+    if json:
+        sys.stdout.write(record_json(record))
+    else:
+        console = Console()
+        print_record(record, console)
+        for path in written:
+            console.print(str(path), highlight=False, soft_wrap=True)
+    raise typer.Exit(exit_status(Verdict(record.verdict)))

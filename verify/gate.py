@@ -1,0 +1,334 @@
+"""The parity gate: every subject on every case in every dtype, held against oracle and witness.
+
+Within a dtype all cases are observed first and judged afterwards, because the noise over all cases enters the budget of
+each. Observations are dropped as soon as they are compared: what stays is differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verify.cases import Case
+from verify.comparison import Comparison, StructureError, compare_observations
+from verify.groups import check_token_ids
+from verify.judgement import Judgement, JudgingContext, judge
+from verify.model_state import WeightsChangedError
+from verify.models.request import ModelRequest, ModelUnderTest, build_model
+from verify.noise import NoiseFloor, NoiseSample, measure_noise
+from verify.objective import DpoSigmoid
+from verify.observation import Observation, observe
+from verify.subject import Subject, SubjectError, support_for
+from verify.subjects.oracle import apply_dpo, observe_oracle
+from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.tolerance import Policy
+from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
+from verify.verdict import Verdict, fold
+
+Progress = Callable[[int, int, str], None]
+"""Called with steps done, steps in all and what is being done."""
+
+
+class WitnessError(Exception):
+    """The unpacked path itself could not be run or compared: nothing can be judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateRequest:
+    """What to judge, on what, and how.
+
+    Args:
+        model: The model request.
+        dtypes: Names of dtypes; at least one.
+        subjects: The implementations; at least one, names distinct.
+        cases: The inputs; at least one, names distinct.
+        objective: beta and label smoothing.
+        policy: Factors and floors.
+        variations: Names of the witness's harmless variations; at least one.
+        seed: Seed of torch's generator during passes.
+
+    Raises:
+        ValueError: Something is empty or named twice.
+    """
+
+    model: ModelRequest
+    dtypes: tuple[str, ...]
+    subjects: tuple[Subject, ...]
+    cases: tuple[Case, ...]
+    objective: DpoSigmoid
+    policy: Policy
+    variations: tuple[str, ...] = tuple(VARIATIONS)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, names in (
+            ("dtypes", list(self.dtypes)),
+            ("subjects", [subject.name for subject in self.subjects]),
+            ("cases", [case.name for case in self.cases]),
+            ("variations", list(self.variations)),
+        ):
+            if not names:
+                raise ValueError(f"no {what}: nothing would be compared")
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{what} named twice: {', '.join(twice)}")
+        unknown = sorted(set(self.variations) - VARIATIONS.keys())
+        if unknown:
+            raise ValueError(f"unknown variations {', '.join(unknown)}: give some of {', '.join(VARIATIONS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One subject on one case in one dtype."""
+
+    case: str
+    subject: str
+    dtype: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    judgements: tuple[Judgement, ...] = ()
+    slots: int = 0
+    rows: int = 0
+    forward_calls: int = 0
+    loss_slots: int | None = None
+    pairwise_slots: int = 0
+
+    @property
+    def num_compared(self) -> int:
+        """Values compared over all judgements."""
+        return sum(judgement.num_compared for judgement in self.judgements)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOutcome:
+    """Everything measured in one run of the gate.
+
+    Args:
+        results: In the order dtype, case, subject.
+        model: The model in the last dtype, for its config and counts.
+        model_passes_s: Wall time of forward and backward passes.
+        notes: What a reader must know beside the verdict.
+    """
+
+    results: tuple[Result, ...]
+    model: ModelUnderTest
+    model_passes_s: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SubjectRun:
+    """One subject on one case, compared but not yet judged."""
+
+    subject: str
+    observation: Observation | None = None
+    to_oracle: tuple[Comparison, ...] = ()
+    to_witness: tuple[Comparison, ...] = ()
+    verdict: Verdict | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CaseRun:
+    """One case in one dtype: expectations without gradients, noise, subjects, and why it may prove nothing."""
+
+    case: Case
+    expected: Observation
+    witness: Observation
+    noise: NoiseSample
+    subjects: tuple[_SubjectRun, ...]
+    vacuous: tuple[str, ...]
+    implausible: tuple[str, ...]
+
+
+class _ModelHolder:
+    """The model of one dtype, built again after a subject has changed its weights."""
+
+    def __init__(self, request: ModelRequest, dtype: str) -> None:
+        self._request, self._dtype = request, dtype
+        self.under_test = build_model(request, dtype)
+
+    @property
+    def model(self) -> Any:
+        return self.under_test.model
+
+    def rebuild(self) -> None:
+        self.under_test = build_model(self._request, self._dtype)
+
+
+def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
+    """Run the gate.
+
+    Args:
+        request: What to judge.
+        progress: Called before each observation.
+
+    Returns:
+        Results of every subject, case and dtype that were asked for.
+
+    Raises:
+        ValueError: A token id outside the vocabulary, a model that the oracle does not know.
+        WitnessError: The unpacked path cannot be run.
+    """
+    steps = _Steps(progress, len(request.dtypes) * len(request.cases) * (
+        2 + len(request.variations) + len(request.subjects)
+    ))  # fmt: skip
+    oracle_cache: dict[str, Observation] = {}
+    results: list[Result] = []
+    notes: dict[str, None] = {}
+    model: ModelUnderTest | None = None
+    for dtype in request.dtypes:
+        model = None  # frees the model of the dtype before
+        holder = _ModelHolder(request.model, dtype)
+        for case in request.cases:
+            check_token_ids(case.groups, holder.model.get_input_embeddings().num_embeddings)
+        runs = [_run_case(case, dtype, holder, request, oracle_cache, steps) for case in request.cases]
+        noise = measure_noise([run.noise for run in runs])
+        adapters = vacuous_adapters(holder.model)
+        for run in runs:
+            results += _judge_case(run, dtype, request, noise, adapters)
+            for subject in run.subjects:
+                if subject.observation is not None and subject.observation.settings_put_back:
+                    left = ", ".join(subject.observation.settings_put_back)
+                    notes[f"subject {subject.subject} left the model changed, which was put back: {left}"] = None
+        model = holder.under_test
+    assert model is not None
+    return GateOutcome(results=tuple(results), model=model, model_passes_s=steps.model_passes_s, notes=tuple(notes))
+
+
+class _Steps:
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done, self.model_passes_s = progress, total, 0, 0.0
+
+    def begin(self, text: str) -> None:
+        self._progress(self._done, self._total, text)
+        self._done += 1
+
+
+def _run_case(
+    case: Case,
+    dtype: str,
+    holder: _ModelHolder,
+    request: GateRequest,
+    oracle_cache: dict[str, Observation],
+    steps: _Steps,
+) -> _CaseRun:
+    def run(subject: Subject) -> Observation:
+        steps.begin(f"{dtype} {case.name}: {subject.name}")
+        observation = observe(
+            subject, holder.model, case.groups, request.objective, apply_objective=apply_dpo, seed=request.seed
+        )
+        steps.model_passes_s += observation.elapsed_s
+        return observation
+
+    steps.begin(f"{dtype} {case.name}: oracle")
+    expected = oracle_cache.get(case.name)
+    if expected is None:
+        expected = observe_oracle(holder.model, case.groups, request.objective)
+        steps.model_passes_s += expected.elapsed_s
+        if holder.under_test.exact_in_bfloat16:
+            oracle_cache[case.name] = expected
+    try:
+        witness = run(WITNESS)
+        to_oracle = compare_observations(witness, expected, case.groups)
+        variations = {
+            name: compare_observations(run(VARIATIONS[name]), witness, case.groups) for name in request.variations
+        }
+    except (SubjectError, StructureError) as error:
+        raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
+    subjects = tuple(_run_subject(s, case, run, expected, witness, holder) for s in request.subjects)
+    return _CaseRun(
+        case=case,
+        expected=replace(expected, gradients=None),
+        witness=replace(witness, gradients=None),
+        noise=NoiseSample(case.name, to_oracle, variations),
+        subjects=subjects,
+        vacuous=vacuous_expectation(expected),
+        implausible=implausible_witness(to_oracle, request.policy.plausible.for_dtype(dtype)),
+    )
+
+
+def _run_subject(
+    subject: Subject,
+    case: Case,
+    run: Callable[[Subject], Observation],
+    expected: Observation,
+    witness: Observation,
+    holder: _ModelHolder,
+) -> _SubjectRun:
+    name = subject.name
+    try:
+        support = support_for(subject, case)
+        if not support.supported:
+            return _SubjectRun(subject=name, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
+        observation = run(subject)
+    except SubjectError as error:
+        return _SubjectRun(subject=name, verdict=Verdict.ERROR, reason=str(error))
+    except WeightsChangedError as error:
+        holder.rebuild()
+        return _SubjectRun(subject=name, verdict=Verdict.ERROR, reason=str(error))
+    kept = replace(observation, gradients=None)
+    try:
+        to_oracle = compare_observations(observation, expected, case.groups)
+        to_witness = compare_observations(observation, witness, case.groups)
+    except StructureError as error:
+        return _SubjectRun(subject=name, observation=kept, verdict=Verdict.FAIL, reason=str(error))
+    return _SubjectRun(subject=name, observation=kept, to_oracle=to_oracle, to_witness=to_witness)
+
+
+def _judge_case(
+    run: _CaseRun, dtype: str, request: GateRequest, noise: NoiseFloor, adapters: Sequence[str]
+) -> Iterator[Result]:
+    context = JudgingContext(
+        case=run.case.name,
+        groups=run.case.groups,
+        dtype_name=dtype,
+        objective=request.objective,
+        policy=request.policy,
+        noise=noise,
+    )
+    for subject in run.subjects:
+        judgements: tuple[Judgement, ...] = ()
+        if subject.to_oracle and subject.observation is not None:
+            absent = subject.observation.gradients_absent_because
+            judgements = (
+                *judge(subject.to_oracle, "oracle", run.expected, context, gradients_absent_because=absent),
+                *judge(subject.to_witness, "differential", run.witness, context, gradients_absent_because=absent),
+            )
+        yield _result(run, subject, dtype, judgements, adapters)
+
+
+def _result(
+    run: _CaseRun, subject: _SubjectRun, dtype: str, judgements: tuple[Judgement, ...], adapters: Sequence[str]
+) -> Result:
+    if subject.verdict is not None:
+        verdict, reasons = subject.verdict, [subject.reason]
+    else:
+        verdict = fold(judgement.verdict for judgement in judgements)
+        reasons = list(dict.fromkeys(judgement.reason for judgement in judgements if judgement.reason))
+    finite = not any(c.non_finite for c in subject.to_oracle)
+    if run.implausible and subject.to_oracle and finite:
+        # The budgets themselves are in doubt: neither PASS nor FAIL can rest on them.
+        verdict, reasons = Verdict.INCONCLUSIVE, [*run.implausible, *reasons]
+    elif (run.vacuous or adapters) and verdict is Verdict.PASS:
+        verdict, reasons = Verdict.INCONCLUSIVE, [*adapters, *run.vacuous, *reasons]
+    observation = subject.observation
+    counts: Mapping[str, int] = {}
+    if observation is not None and observation.slots is not None:
+        counts = {
+            "slots": observation.slots.slots,
+            "rows": observation.slots.rows,
+            "forward_calls": observation.slots.forward_calls,
+        }
+    return Result(
+        case=run.case.name,
+        subject=subject.subject,
+        dtype=dtype,
+        verdict=verdict,
+        reasons=tuple(reasons),
+        judgements=judgements,
+        loss_slots=observation.loss_slots.slots if observation is not None and observation.loss_slots else None,
+        pairwise_slots=run.case.pairwise_slots,
+        **counts,
+    )

@@ -1,0 +1,252 @@
+"""Holding measured differences against budgets: one judgement per quantity, kind of budget and statistic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.budget import Budget, Statistic, direct_budget, loss_budget, margin_budgets, reward_budgets
+from verify.comparison import Comparison, Place, Quantity
+from verify.groups import PreferenceGroup
+from verify.noise import BudgetKind, NoiseFloor
+from verify.objective import DpoSigmoid
+from verify.observation import Observation
+from verify.tolerance import Policy
+from verify.verdict import Verdict
+
+STATISTICS: tuple[Statistic, ...] = ("max", "rms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """One measured difference, its budget and what follows.
+
+    Args:
+        quantity: What was compared.
+        kind: Against the oracle or against the unpacked witness.
+        statistic: Maximum or RMS; for gradients of the LoRA tensor whose measured / budget is largest.
+        verdict: PASS, FAIL or NOT_APPLICABLE.
+        reason: Empty on PASS.
+        num_compared: Values compared; 0 for NOT_APPLICABLE.
+        measured: The difference, None for NOT_APPLICABLE.
+        budget: The bound, None for NOT_APPLICABLE.
+        signed_mean: Drift, None for NOT_APPLICABLE.
+        worst: Places of the largest differences.
+    """
+
+    quantity: Quantity
+    kind: BudgetKind
+    statistic: Statistic
+    verdict: Verdict
+    reason: str = ""
+    num_compared: int = 0
+    measured: float | None = None
+    budget: Budget | None = None
+    signed_mean: float | None = None
+    worst: tuple[Place, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Measured / budget; infinite if not finite or if the budget is zero and something was measured."""
+        if self.measured is None or self.budget is None:
+            return math.nan
+        return ratio_of(self.measured, self.budget.value)
+
+
+def ratio_of(measured: float, budget: float) -> float:
+    """Measured / budget, infinite where that is not a number: NaN never reads as small.
+
+    >>> ratio_of(1.0, 4.0), ratio_of(0.0, 0.0), ratio_of(float("nan"), 1.0)
+    (0.25, 0.0, inf)
+    """
+    if not math.isfinite(measured):
+        return math.inf
+    if budget > 0:
+        return measured / budget
+    return 0.0 if measured == 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingContext:
+    """What is needed to turn comparisons of one case and dtype into judgements."""
+
+    case: str
+    groups: Sequence[PreferenceGroup]
+    dtype_name: str
+    objective: DpoSigmoid
+    policy: Policy
+    noise: NoiseFloor
+
+
+def judge(
+    comparisons: Sequence[Comparison],
+    kind: BudgetKind,
+    expected: Observation,
+    context: JudgingContext,
+    *,
+    gradients_absent_because: str,
+) -> tuple[Judgement, ...]:
+    """Judge every comparison of a subject with one expectation.
+
+    Args:
+        comparisons: Of the subject against ``expected``.
+        kind: "oracle" or "differential".
+        expected: The oracle's or the witness's observation.
+        context: Case, policy and noise.
+        gradients_absent_because: Reason where the subject has no gradients; they are then NOT_APPLICABLE.
+
+    Returns:
+        Judgements in the order of the quantities, both statistics for log-probs and gradients.
+
+    Raises:
+        ValueError: No comparisons.
+    """
+    if not comparisons:
+        raise ValueError(f"case {context.case}: nothing was compared")
+    by_quantity = {c.quantity: c for c in comparisons if not c.part}
+    budgets: dict[Quantity, dict[Statistic, Budget]] = {
+        "per_token_logps": _logp_budgets(by_quantity["per_token_logps"], kind, expected.per_token_logps, context),
+        "ref_per_token_logps": _logp_budgets(
+            by_quantity["ref_per_token_logps"], kind, expected.ref_per_token_logps, context
+        ),
+    }
+    judgements = [
+        _judgement(by_quantity[quantity], kind, statistic, budget)
+        for quantity, of_statistic in budgets.items()
+        for statistic, budget in of_statistic.items()
+    ]
+    judgements += _scalar_judgements(
+        by_quantity, kind, expected, context,
+        logps_rms=budgets["per_token_logps"]["rms"].value, ref_logps_rms=budgets["ref_per_token_logps"]["rms"].value,
+    )  # fmt: skip
+    gradients = [c for c in comparisons if c.quantity == "gradients"]
+    judgements += _gradient_judgements(gradients, kind, context, gradients_absent_because)
+    return tuple(judgements)
+
+
+def _logp_budgets(
+    comparison: Comparison, kind: BudgetKind, expected: Sequence[Tensor], context: JudgingContext
+) -> dict[Statistic, Budget]:
+    values = torch.cat(list(expected))
+    return direct_budget(
+        kind,
+        comparison.quantity,
+        "",
+        case=context.case,
+        num_values=comparison.num_compared,
+        size={"max": float(values.abs().max()), "rms": float(values.square().mean().sqrt())},
+        dtype_name=context.dtype_name,
+        noise=context.noise,
+        policy=context.policy,
+    )
+
+
+def _scalar_judgements(
+    by_quantity: dict[Quantity, Comparison],
+    kind: BudgetKind,
+    expected: Observation,
+    context: JudgingContext,
+    *,
+    logps_rms: float,
+    ref_logps_rms: float,
+) -> list[Judgement]:
+    rewards = reward_budgets(
+        context.groups, expected, context.objective, logps_rms=logps_rms, ref_logps_rms=ref_logps_rms
+    )
+    margins = margin_budgets(rewards)
+    # One bound for all completions: the largest. A reward is off by nats or by rounding, nothing lies between.
+    values: dict[Quantity, float] = {
+        "rewards": max(rewards),
+        "margins": max(margins),
+        "loss": loss_budget(margins, float(expected.loss)),
+    }
+    return [
+        _judgement(
+            by_quantity[quantity],
+            kind,
+            "max",
+            Budget(value=value, factor=1.0, floor=0.0, noise=value, source="from the log-prob budgets"),
+        )
+        for quantity, value in values.items()
+    ]
+
+
+def _gradient_judgements(
+    comparisons: Sequence[Comparison], kind: BudgetKind, context: JudgingContext, absent_because: str
+) -> list[Judgement]:
+    if not comparisons:
+        return [
+            Judgement(
+                quantity="gradients",
+                kind=kind,
+                statistic=statistic,
+                verdict=Verdict.NOT_APPLICABLE,
+                reason=absent_because,
+            )
+            for statistic in STATISTICS
+        ]
+    num_tokens = sum(len(ids) for group in context.groups for ids in group.completions)
+    judged: dict[Statistic, list[Judgement]] = {statistic: [] for statistic in STATISTICS}
+    for comparison in comparisons:
+        budgets = direct_budget(
+            kind,
+            "gradients",
+            comparison.part,
+            case=context.case,
+            num_values=num_tokens,
+            size={"max": 1.0, "rms": 1.0},
+            dtype_name=context.dtype_name,
+            noise=context.noise,
+            policy=context.policy,
+        )
+        for statistic in STATISTICS:
+            judged[statistic].append(_judgement(comparison, kind, statistic, budgets[statistic]))
+    return [_worst_of(judged[statistic]) for statistic in STATISTICS]
+
+
+def _worst_of(judgements: Sequence[Judgement]) -> Judgement:
+    worst = max(judgements, key=lambda judgement: judgement.ratio)
+    failed = sum(judgement.verdict is Verdict.FAIL for judgement in judgements)
+    reason = f"{worst.reason} ({failed} of {len(judgements)} LoRA tensors)" if failed else ""
+    return Judgement(
+        quantity=worst.quantity,
+        kind=worst.kind,
+        statistic=worst.statistic,
+        verdict=worst.verdict,
+        reason=reason,
+        num_compared=sum(judgement.num_compared for judgement in judgements),
+        measured=worst.measured,
+        budget=worst.budget,
+        signed_mean=worst.signed_mean,
+        worst=worst.worst,
+    )
+
+
+def _judgement(comparison: Comparison, kind: BudgetKind, statistic: Statistic, budget: Budget) -> Judgement:
+    measured = comparison.max if statistic == "max" else comparison.rms
+    reason = ""
+    if comparison.non_finite is not None:
+        place = comparison.non_finite
+        reason = f"{place.actual} at {place.where} (expected {place.expected:.6g})"
+    elif not measured <= budget.value:  # not "measured > budget": NaN must fail
+        against = "the oracle" if kind == "oracle" else "the unpacked path"
+        reason = (
+            f"{statistic} distance to {against} {measured:.3g}, budget {budget.value:.3g} "
+            f"({ratio_of(measured, budget.value):.3g} x); worst at {comparison.worst[0].where}"
+        )
+    return Judgement(
+        quantity=comparison.quantity,
+        kind=kind,
+        statistic=statistic,
+        verdict=Verdict.FAIL if reason else Verdict.PASS,
+        reason=f"{comparison.quantity}: {reason}" if reason else "",
+        num_compared=comparison.num_compared,
+        measured=measured,
+        budget=budget,
+        signed_mean=comparison.signed_mean,
+        worst=comparison.worst,
+    )

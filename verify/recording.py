@@ -1,0 +1,229 @@
+"""From an outcome of the gate to the record that is kept and rendered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+
+from reports.record import (
+    CaseRecord,
+    DataRecord,
+    GroupRecord,
+    JudgementRecord,
+    ModelRecord,
+    PlaceRecord,
+    Record,
+    ResultRecord,
+    SlotsRecord,
+    SubjectRecord,
+    SubjectSummary,
+    TimingRecord,
+)
+from verify.cases import Case
+from verify.environment import peak_host_bytes, read_environment, tool_version
+from verify.gate import GateOutcome, GateRequest, Result
+from verify.judgement import Judgement
+from verify.models.request import ModelRequest, ModelUnderTest
+from verify.packed_proof import Summary, summarise
+from verify.subject import Subject, layout_of, owns_loss
+from verify.verdict import Verdict, fold
+
+DtypeName = Literal["float64", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What is known about a run beside the gate's own outcome.
+
+    Args:
+        command: The command line.
+        import_s: Wall time until the imports were done.
+        total_s: Wall time of the whole run.
+        seeds: Every seed by what it drives.
+        data: Where real pairs came from, or None.
+        notes: What a reader must know.
+    """
+
+    command: Sequence[str]
+    import_s: float
+    total_s: float
+    seeds: dict[str, int]
+    data: DataRecord | None
+    notes: Sequence[str]
+
+
+def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> Record:
+    """Assemble the record.
+
+    Args:
+        request: What was asked for.
+        outcome: What was measured.
+        facts: Command, times, seeds, data.
+
+    Returns:
+        The record; its verdict is the fold of the subjects' summaries.
+    """
+    summaries = summarise(outcome.results, request.subjects, request.dtypes)
+    verdict = fold(summary.verdict for summary in summaries)
+    return Record(
+        tool_version=tool_version(),
+        command=list(facts.command),
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        verdict=verdict.value,
+        reasons=_run_reasons(summaries),
+        counts=dict(Counter(result.verdict.value for result in outcome.results)),
+        num_compared=sum(result.num_compared for result in outcome.results),
+        environment=read_environment(request.model.device),
+        model=_model_record(request.model, outcome.model),
+        objective=asdict(request.objective),
+        seeds=facts.seeds,
+        policy=request.policy.model_dump(),
+        variations=list(request.variations),
+        subjects=[_subject_record(subject) for subject in request.subjects],
+        cases=[_case_record(case) for case in request.cases],
+        summaries=[_summary_record(summary) for summary in summaries],
+        results=[_result_record(result) for result in outcome.results],
+        data=facts.data,
+        timing=TimingRecord(
+            total_s=facts.total_s,
+            import_s=facts.import_s,
+            model_passes_s=outcome.model_passes_s,
+            peak_host_bytes=peak_host_bytes(),
+        ),
+        notes=[*facts.notes, *outcome.notes],
+    )
+
+
+def _run_reasons(summaries: Sequence[Summary]) -> list[str]:
+    reasons = []
+    for summary in summaries:
+        if summary.verdict in (Verdict.PASS, Verdict.NOT_APPLICABLE):
+            continue
+        worst = [r for r in summary.results if r.verdict is summary.verdict]
+        where = f"{summary.subject} in {summary.dtype}"
+        if worst and worst[0].reasons:
+            reasons.append(f"{where}: case {worst[0].case} is {worst[0].verdict.value}: {worst[0].reasons[0]}")
+        reasons += [f"{where}: {reason}" for reason in summary.reasons]
+    return reasons
+
+
+def _model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
+    model = built.model
+    base = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
+    return ModelRecord(
+        name=Path(request.name).resolve().name if request.is_checkpoint else request.name.lower(),
+        weights=built.weights,
+        weights_sha256=_weights_sha256(base),
+        num_parameters=sum(p.numel() for _, p in base),
+        num_layers=int(model.config.num_hidden_layers),
+        num_layers_published=built.num_layers_published,
+        config=cast(dict[str, Any], model.config.to_diff_dict()),
+        lora={**asdict(request.lora), "targets": list(request.lora.targets), "initialisation": "both factors non-zero"},
+    )
+
+
+def _weights_sha256(parameters: Sequence[tuple[str, nn.Parameter]]) -> str:
+    """SHA-256 over names and float32 values; the same for every dtype that holds the same values."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(parameters, key=lambda item: item[0]):
+        digest.update(name.encode())
+        digest.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _subject_record(subject: Subject) -> SubjectRecord:
+    layout = cast(Literal["packed", "unpacked"], layout_of(subject))
+    return SubjectRecord(name=subject.name, layout=layout, owns_loss=owns_loss(subject))
+
+
+def _case_record(case: Case) -> CaseRecord:
+    return CaseRecord(
+        name=case.name,
+        why=case.why,
+        groups=[
+            GroupRecord(
+                source=group.source,
+                prompt=len(group.prompt_ids),
+                positives=[len(ids) for ids in group.positives],
+                negatives=[len(ids) for ids in group.negatives],
+            )
+            for group in case.groups
+        ],
+    )
+
+
+def _summary_record(summary: Summary) -> SubjectSummary:
+    worst: dict[str, float] = {}
+    for result in summary.results:
+        for judgement in result.judgements:
+            if judgement.budget is not None:
+                worst[judgement.quantity] = max(worst.get(judgement.quantity, 0.0), judgement.ratio)
+    return SubjectSummary(
+        subject=summary.subject,
+        dtype=cast(DtypeName, summary.dtype),
+        verdict=summary.verdict.value,
+        reasons=list(summary.reasons),
+        cases_by_verdict=dict(Counter(result.verdict.value for result in summary.results)),
+        slots=summary.slots,
+        pairwise_slots=summary.pairwise_slots,
+        worst_ratio=worst,
+    )
+
+
+def _result_record(result: Result) -> ResultRecord:
+    slots = None
+    if result.forward_calls:
+        slots = SlotsRecord(
+            slots=result.slots,
+            rows=result.rows,
+            forward_calls=result.forward_calls,
+            pairwise_slots=result.pairwise_slots,
+        )
+    return ResultRecord(
+        case=result.case,
+        subject=result.subject,
+        dtype=cast(DtypeName, result.dtype),
+        verdict=result.verdict.value,
+        reasons=list(result.reasons),
+        judgements=[_judgement_record(judgement) for judgement in result.judgements],
+        slots=slots,
+        num_compared=result.num_compared,
+    )
+
+
+def _judgement_record(judgement: Judgement) -> JudgementRecord:
+    budget = judgement.budget
+    return JudgementRecord(
+        quantity=judgement.quantity,
+        budget_kind=judgement.kind,
+        statistic=judgement.statistic,
+        unit="relative" if judgement.quantity == "gradients" else "nats",
+        verdict=judgement.verdict.value,
+        reason=judgement.reason,
+        num_compared=judgement.num_compared,
+        measured=judgement.measured,
+        budget=budget.value if budget else None,
+        witness_error=budget.noise if budget else None,
+        witness_from=budget.source if budget else "",
+        factor=budget.factor if budget else None,
+        floor=budget.floor if budget else None,
+        signed_mean=judgement.signed_mean,
+        worst=[
+            PlaceRecord(
+                where=place.where,
+                actual=place.actual,
+                expected=place.expected,
+                measured=place.difference,
+                budget=budget.value if budget else 0.0,
+            )
+            for place in judgement.worst
+        ],
+    )

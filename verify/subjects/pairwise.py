@@ -1,0 +1,74 @@
+"""The unpacked path as a subject: the witness, and its harmless variations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from reference_impl import pairwise
+from reference_impl.pairwise import Batching, RowOrder
+from verify.groups import PreferenceGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairwiseSubject:
+    """The ordinary unpacked computation on the model itself.
+
+    Args:
+        name: Name in reports.
+        attention: transformers attention implementation, "sdpa" or "eager".
+        batching: One row per completion, or all completions in one padded batch.
+        junk_tokens_in_front: Masked-out tokens before each row.
+        extra_padding: Padding beyond the longest row.
+        row_order: Order of rows in a padded batch.
+    """
+
+    name: str
+    attention: str = "sdpa"
+    batching: Batching = "row-per-sequence"
+    junk_tokens_in_front: int = 0
+    extra_padding: int = 0
+    row_order: RowOrder = "given"
+    layout: str = "unpacked"
+
+    def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
+        """Log-probs of every completion, unpacked."""
+        with _attention(model, self.attention):
+            return pairwise.per_token_logps(
+                model,
+                groups,
+                batching=self.batching,
+                junk_tokens_in_front=self.junk_tokens_in_front,
+                extra_padding=self.extra_padding,
+                row_order=self.row_order,
+            )
+
+
+WITNESS = PairwiseSubject(name="pairwise")
+
+VARIATIONS: dict[str, PairwiseSubject] = {
+    variation.name: variation
+    for variation in (
+        PairwiseSubject(name="eager", attention="eager"),
+        PairwiseSubject(name="padded-right", batching="padded-right", extra_padding=7),
+        PairwiseSubject(name="padded-left", batching="padded-left", extra_padding=3, row_order="reversed"),
+        PairwiseSubject(name="junk-in-front", junk_tokens_in_front=50),
+    )
+}
+
+
+@contextmanager
+def _attention(model: Any, implementation: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    if before == implementation:
+        yield
+        return
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -1,0 +1,81 @@
+"""What would make a pass empty: reasons why a case proves nothing, found before any subject is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from verify.comparison import Comparison
+from verify.observation import Observation
+from verify.tolerance import PlausibleErrors
+
+
+def vacuous_adapters(model: Any) -> tuple[str, ...]:
+    """Reasons why the adapters of a model cannot show a fault.
+
+    Args:
+        model: The PEFT-wrapped model.
+
+    Returns:
+        One reason per kind; empty if every LoRA factor is non-zero.
+    """
+    factors = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not factors:
+        return ("the model has no trainable LoRA tensor: no gradient would be compared",)
+    zero = [name for name, factor in factors if not bool(factor.detach().any())]
+    if zero:
+        return (f"{len(zero)} LoRA tensors are zero ({zero[0]}): policy and reference agree whatever a mask does",)
+    return ()
+
+
+def vacuous_expectation(expected: Observation) -> tuple[str, ...]:
+    """Reasons why what the oracle computed on a case cannot show a fault.
+
+    Args:
+        expected: The oracle's observation.
+
+    Returns:
+        Reasons: policy equal to reference, a margin of zero, a gradient that is zero throughout.
+    """
+    reasons = []
+    policy, reference = torch.cat(expected.per_token_logps), torch.cat(expected.ref_per_token_logps)
+    if torch.equal(policy, reference):
+        reasons.append("the policy equals the reference: every reward is zero whatever a mask does")
+    zero_margins = [i for i, margin in enumerate(expected.margins.tolist()) if margin == 0.0]
+    if zero_margins:
+        reasons.append(f"the margin of group {zero_margins[0]} is exactly zero (equal responses?)")
+    zero = [name for name, gradient in (expected.gradients or {}).items() if not bool(gradient.any())]
+    if zero:
+        reasons.append(f"{len(zero)} expected gradients are zero throughout ({zero[0]})")
+    return tuple(reasons)
+
+
+def implausible_witness(comparisons: Sequence[Comparison], bounds: PlausibleErrors) -> tuple[str, ...]:
+    """Reasons to doubt the two witnesses: they differ by more than the dtype explains.
+
+    Args:
+        comparisons: The unpacked witness against the oracle.
+        bounds: Largest plausible errors of the dtype.
+
+    Returns:
+        One reason per quantity out of bounds.
+    """
+    reasons = []
+    limits = {
+        "per_token_logps": bounds.per_token_logps_rms,
+        "ref_per_token_logps": bounds.per_token_logps_rms,
+        "gradients": bounds.gradients_rms,
+    }
+    for comparison in comparisons:
+        limit = limits.get(comparison.quantity)
+        if limit is not None and not comparison.rms <= limit:
+            where = f" of {comparison.part}" if comparison.part else ""
+            reasons.append(
+                f"oracle and unpacked model disagree: RMS distance in {comparison.quantity}{where} is "
+                f"{comparison.rms:.3g}, plausible up to {limit:.3g}"
+            )
+    if len(reasons) > 2:
+        reasons = [*reasons[:2], f"and {len(reasons) - 2} more quantities on which they disagree"]
+    return tuple(reasons)
