@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verify.data.pairs import PreferencePair, Turn, split_conversations
@@ -33,6 +33,7 @@ def conversations(draw: st.DrawFn) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
     return sides[0], sides[1]
 
 
+@settings(deadline=None)
 @given(conversations())
 def test_the_prompt_is_the_longest_common_prefix_of_turns(
     sides: tuple[tuple[Turn, ...], tuple[Turn, ...]],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verify.data.rows import DataError
 from verify.data.sample import stratified_sample
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.data())
 def test_each_stratum_of_length_gives_exactly_one(num_tokens: list[int], data: st.DataObject) -> None:
     num_pairs = data.draw(st.integers(1, len(num_tokens)), label="num_pairs")

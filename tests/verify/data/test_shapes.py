@@ -18,6 +18,7 @@ USER_TURN = {"role": "user", "content": "hi"}
 CHOSEN_TURN = {"role": "assistant", "content": "yes"}
 REJECTED_TURN = {"role": "assistant", "content": "no"}
 CONVERSATIONS = {"prompt": "hi", "chosen": [USER_TURN, CHOSEN_TURN], "rejected": [USER_TURN, REJECTED_TURN]}
+DIALOGUE = [USER_TURN, CHOSEN_TURN, {"role": "user", "content": "bye"}]
 THE_PAIR = ((Turn("user", "hi"),), (Turn("assistant", "yes"),), (Turn("assistant", "no"),))
 
 
@@ -83,14 +84,19 @@ def test_turns_that_both_responses_share_join_an_explicit_prompt() -> None:
 
 @pytest.mark.parametrize("prompt", ["hi", " hi\n", "bye"])
 def test_the_prompt_column_may_repeat_any_shared_user_turn(prompt: str) -> None:
-    start = [USER_TURN, CHOSEN_TURN, {"role": "user", "content": "bye"}]
-    shared, _, _ = read(prompt=prompt, chosen=[*start, CHOSEN_TURN], rejected=[*start, REJECTED_TURN])
+    shared, _, _ = read(prompt=prompt, chosen=[*DIALOGUE, CHOSEN_TURN], rejected=[*DIALOGUE, REJECTED_TURN])
     assert len(shared) == 3
 
 
 @pytest.mark.parametrize(
     ("columns", "reason", "detail"),
     [
+        (
+            # What the assistant said is no prompt, though both sides share it.
+            {"prompt": "yes", "chosen": [*DIALOGUE, CHOSEN_TURN], "rejected": [*DIALOGUE, REJECTED_TURN]},
+            Reason.PROMPT_COLUMN_DIFFERS,
+            "prompt column 'yes'",
+        ),
         (CONVERSATIONS | {"prompt": "hello"}, Reason.PROMPT_COLUMN_DIFFERS, "prompt column 'hello'"),
         (CONVERSATIONS | {"prompt": "yes"}, Reason.PROMPT_COLUMN_DIFFERS, "prompt column 'yes'"),
         (CONVERSATIONS | {"prompt": "x" * 99}, Reason.PROMPT_COLUMN_DIFFERS, r"x\.\.\.'$"),
