@@ -163,7 +163,7 @@ def _data_record(loaded: LoadedPairs, cases: Sequence[Case]) -> DataRecord:
         violations_by_reason={str(reason): count for reason, count in loaded.violation_counts.items()},
         violations=[str(violation) for violation in loaded.violations[:_VIOLATIONS_KEPT]],
         tokenizer=loaded.tokenizer.name,
-        tokenizer_sha256=loaded.tokenizer.tokenizer_json_sha256,
+        tokenizer_sha256=loaded.tokenizer.tokenizer_sha256,
         num_pairs=sum(len(case.groups) for case in cases),
         notes=list(loaded.notes),
     )
