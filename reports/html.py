@@ -63,6 +63,7 @@ def _environment() -> Environment:
         ratio=overview.ratio,
         counts=overview.counts_line,
         broken=overview.broken,
+        own_reasons=overview.own_reasons,
         lengths=facts.group_lengths,
         nearest=_nearest,
         is_over=_is_over,

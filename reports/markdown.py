@@ -21,6 +21,7 @@ from reports.overview import (
     counts_line,
     needs_attention,
     not_applicable,
+    own_reasons,
     policy_rows,
     slots_ratio,
     summary_rows,
@@ -118,9 +119,10 @@ def _attention(record: Record) -> Iterable[str]:
 
 def _result(result: ResultRecord) -> Iterable[str]:
     name = escape(f"{result.subject}, {result.dtype}, case {result.case}")
-    yield f"- **{result.verdict}** {name}: {escape('; '.join(result.reasons) or NO_REASON)}"
+    reasons = own_reasons(result) or ([] if broken(result) else [NO_REASON])
+    yield f"- **{result.verdict}** {name}{escape(': ' + '; '.join(reasons)) if reasons else ''}"
     for judgement in broken(result):
-        reason = f" ({escape(judgement.reason)})" if judgement.reason else ""
+        reason = f"; {escape(judgement.reason)}" if judgement.reason else ""
         yield f"  - {escape(budget_name(judgement))}: {escape(against(judgement))}{reason}"
         for place in judgement.worst[:1]:
             yield f"    - worst at {escape(at(place))}"

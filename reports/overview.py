@@ -138,6 +138,12 @@ def broken(result: ResultRecord) -> tuple[JudgementRecord, ...]:
     return tuple(judgement for judgement in result.judgements if judgement.verdict in NOT_A_PASS)
 
 
+def own_reasons(result: ResultRecord) -> list[str]:
+    """The reasons of a result that none of its judgements gives; those are shown beside their numbers."""
+    given = {judgement.reason for judgement in result.judgements}
+    return [reason for reason in result.reasons if reason not in given]
+
+
 def not_applicable(record: Record) -> tuple[NotApplicable, ...]:
     """What was left out, with its reason: whole cases, and single quantities of cases that were judged."""
     cases: dict[tuple[str, str, str, str], list[str]] = {}

@@ -191,14 +191,12 @@ def _draw_row(axes: Axes, axis: _Axis, index: int, judgements: Sequence[Judgemen
     for position, judgement in enumerate(lanes):
         y = index + (position + 0.5) * lane - _LANES / 2
         measured = _MEASURED[judgement.verdict if judgement.verdict in _MEASURED else "PASS"]
-        for mark, value in (
-            (_BUDGET, judgement.budget),
-            (_WITNESS, judgement.witness_error),
-            (measured, judgement.measured),
-        ):
+        # A budget that is the witness's own error, with nothing added, is drawn as the bar alone.
+        witness_error = None if judgement.witness_error == judgement.budget else judgement.witness_error
+        for mark, value in ((_WITNESS, witness_error), (_BUDGET, judgement.budget), (measured, judgement.measured)):
             if value is not None:
                 points[mark].append((axis.place(value), y))
-    for mark in (_BUDGET, _WITNESS, *_MEASURED.values()):
+    for mark in (_WITNESS, _BUDGET, *_MEASURED.values()):
         if mark in points:
             x, y_all = zip(*points[mark], strict=True)
             axes.plot(x, y_all, **mark.style(bar if mark is _BUDGET else None))

@@ -20,6 +20,7 @@ from reports.overview import (
     counts_line,
     needs_attention,
     not_applicable,
+    own_reasons,
     summary_rows,
 )
 from reports.record import JudgementRecord, Record, ResultRecord, VerdictName
@@ -90,7 +91,7 @@ def _verdict_table(rows: tuple[SummaryRow, ...]) -> Table:
     table.add_column("verdict", no_wrap=True)
     table.add_column("cases", no_wrap=True)
     table.add_column("values", justify="right", no_wrap=True)
-    table.add_column("slots packed/\npairwise", justify="right", no_wrap=True)
+    table.add_column("slots\npacked/\npairwise", justify="right", no_wrap=True)
     for row in rows:
         summary = row.summary
         table.add_row(
@@ -116,7 +117,7 @@ def _headroom_table(rows: tuple[SummaryRow, ...]) -> Table:
     table.add_column("subject", overflow="fold")
     table.add_column("dtype", no_wrap=True)
     for family in FAMILIES:
-        table.add_column(family.replace(", rewards", ",\nrewards"), justify="right", no_wrap=True)
+        table.add_column(family.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(_text(row.summary.subject), row.summary.dtype, *(_ratio(item) for item in row.worst))
     return table
@@ -131,7 +132,9 @@ def _ratio(item: Ratio | None) -> Text:
 
 def _attention(result: ResultRecord) -> list[RenderableType]:
     title = f"{result.subject}, {result.dtype}, case {result.case}"
-    parts: list[RenderableType] = [Text(), _labelled(result.verdict, title), _indented(result.reasons)]
+    parts: list[RenderableType] = [Text(), _labelled(result.verdict, title)]
+    if reasons := own_reasons(result):
+        parts.append(_indented(reasons))
     judgements = broken(result)
     parts += [_indented(_evidence(judgement)) for judgement in judgements[:_MAX_JUDGEMENTS_SHOWN]]
     if (more := len(judgements) - _MAX_JUDGEMENTS_SHOWN) > 0:

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from reports.overview import closing_line, needs_attention, not_applicable, policy_rows, ratio, summary_rows
+from reports.overview import (
+    closing_line,
+    needs_attention,
+    not_applicable,
+    own_reasons,
+    policy_rows,
+    ratio,
+    summary_rows,
+)
 from reports.record import Record
 
 
@@ -99,3 +107,9 @@ def test_a_policy_may_list_its_entries() -> None:
         ("rules 1", "dtype float32, factor 2.0", "measured"),
         ("rules 2", "dtype float64", ""),
     ]
+
+
+def test_a_reason_that_a_judgement_gives_is_not_said_twice(record: Record) -> None:
+    result = next(result for result in record.results if result.verdict == "FAIL")
+    reason = result.judgements[0].reason
+    assert own_reasons(result.model_copy(update={"reasons": ["the case is odd", reason]})) == ["the case is odd"]
