@@ -1,8 +1,8 @@
 """Budgets: how large a difference may be, derived from the noise floor and the policy.
 
-Log-probs and gradients are budgeted directly. Rewards, margins and the loss follow from the log-prob budgets: a sum of
-T of the N errors whose RMS is at most b is at most sqrt(T N) b (Cauchy-Schwarz), and the sigmoid loss moves by no more
-than its margin does (its slope is at most 1).
+Log-probs and gradients are budgeted directly; a gradient also carries the noise of its pair's coefficient d loss / d
+margin. Rewards, margins and the loss follow from the log-prob budgets: a sum of T of the N errors whose RMS is at most
+b is at most sqrt(T N) b (Cauchy-Schwarz), and the sigmoid loss moves by no more than its margin does (slope at most 1).
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ def direct_budget(
     dtype_name: str,
     noise: NoiseFloor,
     policy: Policy,
+    peak: float = 1.0,
+    shared_noise: float = 0.0,
 ) -> dict[Statistic, Budget]:
     """Budget of log-probs, or of one LoRA tensor, for the maximum and for the RMS.
 
-    budget = factor * max(noise of this case, noise over all cases, widened for n values) + epsilons * eps(dtype) * size
+    budget = factor * (max(noise of this case, noise over all cases, widened for n values) + shared noise)
+             + epsilons * eps(dtype) * size
 
     Args:
         kind: Distance to the oracle or to the witness.
@@ -70,6 +73,9 @@ def direct_budget(
         dtype_name: dtype of the model.
         noise: The noise floor of this dtype.
         policy: Factors and floors.
+        peak: Largest expected value over the RMS of the expected values. Errors grow with the value, so the largest
+            error over all cases is taken to be ``peak`` times their RMS where that is more than ``max_sigmas`` times.
+        shared_noise: Relative noise common to all values (the coefficient of a gradient).
 
     Returns:
         One budget for each statistic.
@@ -78,13 +84,13 @@ def direct_budget(
     own, pooled = noise.by_case[case, kind, quantity, part], noise.pooled_rms[kind, quantity, part]
     widened = 1 + policy.small_sample.standard_errors / math.sqrt(2 * num_values)
     noises: dict[Statistic, tuple[float, float]] = {
-        "max": (own.max, pooled * policy.small_sample.max_sigmas),
+        "max": (own.max, pooled * max(policy.small_sample.max_sigmas, peak)),
         "rms": (own.rms, pooled * widened),
     }
     epsilon = float(torch.finfo(DTYPES[dtype_name]).eps)
     budgets: dict[Statistic, Budget] = {}
     for statistic, (of_case, of_run) in noises.items():
-        value = max(of_case, of_run)
+        value = max(of_case, of_run) + shared_noise * (peak if statistic == "max" else 1.0)
         floor = policy.floor.epsilons * epsilon * size[statistic]
         budgets[statistic] = Budget(
             value=factor * value + floor,
@@ -94,6 +100,50 @@ def direct_budget(
             source=own.source if of_case >= of_run else f"{own.source}, pooled over the cases",
         )
     return budgets
+
+
+def coefficient_noise(
+    kind: BudgetKind,
+    groups: Sequence[PreferenceGroup],
+    expected: Observation,
+    objective: DpoSigmoid,
+    *,
+    case: str,
+    noise: NoiseFloor,
+    policy: Policy,
+) -> float:
+    """Relative noise of the coefficients c = d loss / d margin that every gradient of a case is multiplied with.
+
+    For one pair c(z) = -[(1-e) sigma(-z) - e sigma(z)], so |dc / c| = sigma(z) sigma(-z) / |c| * |dz| (derived). The
+    margin z sums the errors of T tokens under policy and reference: |dz| is taken as ``coefficient_sigmas`` standard
+    deviations of that sum, beta sqrt(T (b^2 + b_ref^2)), or as the witness's own error where that is larger. One number
+    may be right by luck, which is why the witness's own error alone is no measure.
+
+    Args:
+        kind: Distance to the oracle or to the witness.
+        groups: The case's groups.
+        expected: The oracle's or the witness's observation.
+        objective: beta and label smoothing.
+        case: Name of the case.
+        noise: The noise floor of this dtype.
+        policy: For the number of standard deviations.
+
+    Returns:
+        The largest relative noise over the pairs.
+    """
+    variance = sum(
+        max(noise.by_case[case, kind, quantity, ""].rms, noise.pooled_rms[kind, quantity, ""]) ** 2
+        for quantity in ("per_token_logps", "ref_per_token_logps")
+    )
+    own = noise.by_case[case, kind, "margins", ""].max
+    largest = 0.0
+    for group, margin in zip(groups, expected.margins.tolist(), strict=True):
+        num_tokens = sum(len(ids) for ids in group.completions)
+        spread = policy.small_sample.coefficient_sigmas * objective.beta * math.sqrt(num_tokens * variance)
+        up, down = 1 / (1 + math.exp(-margin)), 1 / (1 + math.exp(margin))
+        coefficient = abs((1 - objective.label_smoothing) * down - objective.label_smoothing * up)
+        largest = max(largest, max(own, spread) * up * down / coefficient if coefficient > 0 else math.inf)
+    return largest
 
 
 def reward_budgets(

@@ -68,7 +68,7 @@ def tiny_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
         ("one-token-prompt", "the shared segment is its own predictor row; a split prompt is empty", [(1, 9, 12)]),
         ("one-token-chosen", "a branch whose only token is predicted from the prompt", [(17, 1, 9)]),
         ("one-token-rejected", "the same on the other side", [(17, 9, 1)]),
-        ("one-token-everything", "the smallest pair there is", [(1, 1, 1)]),
+        ("one-token-responses", "branches of one token each: every prediction is made by the prompt", [(17, 1, 1)]),
         ("equal-responses", "equal lengths: a swap of branches keeps every shape", [(20, 15, 15)]),
         ("very-unequal-responses", "padding and lengths by maximum show", [(16, 3, 90)]),
         ("long-prompt", "positions beyond 256; most of the row is shared", [(300, 14, 11)]),

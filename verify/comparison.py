@@ -56,6 +56,7 @@ class Comparison:
         signed_mean: Mean of actual minus expected (drift), in the unit of ``rms``.
         cosine: Cosine between the two (gradients), NaN elsewhere.
         norm_ratio: ||actual|| / ||expected|| (gradients), NaN elsewhere.
+        peak: Largest expected value over the RMS of the expected values (gradients), 1 elsewhere.
         worst: Places of the largest differences, largest first.
         non_finite: First place where the actual value is NaN or infinite, or None.
     """
@@ -68,6 +69,7 @@ class Comparison:
     signed_mean: float
     cosine: float
     norm_ratio: float
+    peak: float
     worst: tuple[Place, ...]
     non_finite: Place | None
 
@@ -156,6 +158,7 @@ def _compare_vectors(
         signed_mean=float(difference.mean()),
         cosine=math.nan,
         norm_ratio=math.nan,
+        peak=1.0,
         worst=_worst_places(difference, a, e, lambda i: names[i]),
         non_finite=_first_non_finite(a, e, lambda i: names[i]),
     )
@@ -187,6 +190,7 @@ def _compare_gradient(name: str, actual: Tensor, expected: Tensor) -> Comparison
         signed_mean=relative(float(difference.mean()) * root),
         cosine=float(a @ e) / (norm_a * norm_e) if norm_a > 0 and norm_e > 0 else math.nan,
         norm_ratio=norm_a / norm_e if norm_e > 0 else math.nan,
+        peak=float(e.abs().max()) * root / norm_e if norm_e > 0 else 1.0,
         worst=_worst_places(difference, a, e, place),
         non_finite=_first_non_finite(a, e, place),
     )

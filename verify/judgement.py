@@ -9,14 +9,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.budget import Budget, Statistic, direct_budget, loss_budget, margin_budgets, reward_budgets
+from verify.budget import (
+    Budget,
+    Statistic,
+    coefficient_noise,
+    direct_budget,
+    loss_budget,
+    margin_budgets,
+    reward_budgets,
+)
 from verify.comparison import Comparison, Place, Quantity
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, NoiseFloor
 from verify.objective import DpoSigmoid
 from verify.observation import Observation
 from verify.tolerance import Policy
-from verify.verdict import Verdict
+from verify.verdict import Verdict, fold
 
 STATISTICS: tuple[Statistic, ...] = ("max", "rms")
 
@@ -29,7 +37,7 @@ class Judgement:
         quantity: What was compared.
         kind: Against the oracle or against the unpacked witness.
         statistic: Maximum or RMS; for gradients of the LoRA tensor whose measured / budget is largest.
-        verdict: PASS, FAIL or NOT_APPLICABLE.
+        verdict: PASS, FAIL, NOT_APPLICABLE, or INCONCLUSIVE where there is no finite budget.
         reason: Empty on PASS.
         num_compared: Values compared; 0 for NOT_APPLICABLE.
         measured: The difference, None for NOT_APPLICABLE.
@@ -63,7 +71,7 @@ def ratio_of(measured: float, budget: float) -> float:
     >>> ratio_of(1.0, 4.0), ratio_of(0.0, 0.0), ratio_of(float("nan"), 1.0)
     (0.25, 0.0, inf)
     """
-    if not math.isfinite(measured):
+    if not (math.isfinite(measured) and math.isfinite(budget)):
         return math.inf
     if budget > 0:
         return measured / budget
@@ -124,7 +132,7 @@ def judge(
         logps_rms=budgets["per_token_logps"]["rms"].value, ref_logps_rms=budgets["ref_per_token_logps"]["rms"].value,
     )  # fmt: skip
     gradients = [c for c in comparisons if c.quantity == "gradients"]
-    judgements += _gradient_judgements(gradients, kind, context, gradients_absent_because)
+    judgements += _gradient_judgements(gradients, kind, expected, context, gradients_absent_because)
     return tuple(judgements)
 
 
@@ -176,7 +184,11 @@ def _scalar_judgements(
 
 
 def _gradient_judgements(
-    comparisons: Sequence[Comparison], kind: BudgetKind, context: JudgingContext, absent_because: str
+    comparisons: Sequence[Comparison],
+    kind: BudgetKind,
+    expected: Observation,
+    context: JudgingContext,
+    absent_because: str,
 ) -> list[Judgement]:
     if not comparisons:
         return [
@@ -190,6 +202,10 @@ def _gradient_judgements(
             for statistic in STATISTICS
         ]
     num_tokens = sum(len(ids) for group in context.groups for ids in group.completions)
+    coefficient = coefficient_noise(
+        kind, context.groups, expected, context.objective,
+        case=context.case, noise=context.noise, policy=context.policy,
+    )  # fmt: skip
     judged: dict[Statistic, list[Judgement]] = {statistic: [] for statistic in STATISTICS}
     for comparison in comparisons:
         budgets = direct_budget(
@@ -202,6 +218,8 @@ def _gradient_judgements(
             dtype_name=context.dtype_name,
             noise=context.noise,
             policy=context.policy,
+            peak=comparison.peak,
+            shared_noise=coefficient,
         )
         for statistic in STATISTICS:
             judged[statistic].append(_judgement(comparison, kind, statistic, budgets[statistic]))
@@ -209,14 +227,15 @@ def _gradient_judgements(
 
 
 def _worst_of(judgements: Sequence[Judgement]) -> Judgement:
-    worst = max(judgements, key=lambda judgement: judgement.ratio)
-    failed = sum(judgement.verdict is Verdict.FAIL for judgement in judgements)
-    reason = f"{worst.reason} ({failed} of {len(judgements)} LoRA tensors)" if failed else ""
+    verdict = fold(judgement.verdict for judgement in judgements)
+    alike = [judgement for judgement in judgements if judgement.verdict is verdict]
+    worst = max(alike, key=lambda judgement: judgement.ratio)
+    reason = f"{worst.reason} ({len(alike)} of {len(judgements)} LoRA tensors)" if worst.reason else ""
     return Judgement(
         quantity=worst.quantity,
         kind=worst.kind,
         statistic=worst.statistic,
-        verdict=worst.verdict,
+        verdict=verdict,
         reason=reason,
         num_compared=sum(judgement.num_compared for judgement in judgements),
         measured=worst.measured,
@@ -228,11 +247,15 @@ def _worst_of(judgements: Sequence[Judgement]) -> Judgement:
 
 def _judgement(comparison: Comparison, kind: BudgetKind, statistic: Statistic, budget: Budget) -> Judgement:
     measured = comparison.max if statistic == "max" else comparison.rms
-    reason = ""
+    reason, verdict = "", Verdict.PASS
     if comparison.non_finite is not None:
         place = comparison.non_finite
-        reason = f"{place.actual} at {place.where} (expected {place.expected:.6g})"
+        verdict, reason = Verdict.FAIL, f"{place.actual} at {place.where} (expected {place.expected:.6g})"
+    elif not math.isfinite(budget.value):
+        verdict = Verdict.INCONCLUSIVE
+        reason = f"the noise floor is {budget.noise} ({budget.source}): there is no budget"
     elif not measured <= budget.value:  # not "measured > budget": NaN must fail
+        verdict = Verdict.FAIL
         against = "the oracle" if kind == "oracle" else "the unpacked path"
         reason = (
             f"{statistic} distance to {against} {measured:.3g}, budget {budget.value:.3g} "
@@ -242,7 +265,7 @@ def _judgement(comparison: Comparison, kind: BudgetKind, statistic: Statistic, b
         quantity=comparison.quantity,
         kind=kind,
         statistic=statistic,
-        verdict=Verdict.FAIL if reason else Verdict.PASS,
+        verdict=verdict,
         reason=f"{comparison.quantity}: {reason}" if reason else "",
         num_compared=comparison.num_compared,
         measured=measured,

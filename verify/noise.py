@@ -13,7 +13,7 @@ from typing import Literal
 from verify.comparison import Comparison, Quantity
 
 BudgetKind = Literal["oracle", "differential"]
-MEASURED_QUANTITIES: tuple[Quantity, ...] = ("per_token_logps", "ref_per_token_logps", "gradients")
+MEASURED_QUANTITIES: tuple[Quantity, ...] = ("per_token_logps", "ref_per_token_logps", "margins", "gradients")
 WITNESS = "unpacked witness"
 
 

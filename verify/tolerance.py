@@ -33,6 +33,7 @@ class SmallSamplePolicy(_Section):
 
     standard_errors: PositiveFloat
     max_sigmas: PositiveFloat
+    coefficient_sigmas: PositiveFloat
     rationale: Rationale
 
 
