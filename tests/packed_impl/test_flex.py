@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from packed_impl.flex import allowed_cells, block_mask, effective_mask, flex_attention_forward
+from packed_impl.forest import Forest, attention_rule, padded
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> Forest:
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=7))
+    parents = [draw(st.none() | st.integers(0, index - 1)) if index else None for index in range(len(lengths))]
+    return Forest.of(lengths, parents)
+
+
+@given(forests(), st.sampled_from([2, 4, 8]))
+def test_the_block_table_counts_the_cells_of_the_rule(forest: Forest, size: int) -> None:
+    num_blocks = -(-forest.num_slots // size)
+    rule = torch.zeros(num_blocks * size, num_blocks * size, dtype=torch.long)
+    rule[: forest.num_slots, : forest.num_slots] = attention_rule(forest)
+    expected = rule.view(num_blocks, size, num_blocks, size).sum((1, 3))
+    assert torch.equal(allowed_cells(forest, size), expected)
+
+
+@settings(deadline=None)
+@given(st.lists(forests(), min_size=1, max_size=3), st.sampled_from([2, 4, 8]))
+def test_full_and_partial_blocks_together_are_the_rule(rows: list[Forest], size: int) -> None:
+    longest = max(forest.num_slots for forest in rows)
+    rows = [padded(forest, longest) for forest in rows]
+    expected = torch.stack([attention_rule(forest) for forest in rows])
+    assert torch.equal(effective_mask(block_mask(rows, CPU, block_size=size)), expected)
+
+
+@pytest.mark.parametrize("prompt", [127, 128, 129])
+@pytest.mark.parametrize("response", [127, 128, 129])
+def test_the_table_holds_at_block_edges_and_equals_the_one_torch_makes(prompt: int, response: int) -> None:
+    forest = Forest.of([prompt, response, 1, response], [None, 0, None, 0])
+    mask = block_mask([forest], CPU)
+    assert torch.equal(effective_mask(mask)[0], attention_rule(forest))
+    made_by_torch = create_block_mask(mask.mask_mod, 1, 1, forest.num_slots, forest.num_slots, device="cpu")
+    assert torch.equal(effective_mask(made_by_torch)[0], attention_rule(forest))
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(mask, name), getattr(made_by_torch, name)), name
+
+
+def retabled(mask: BlockMask, *, num_partial: torch.Tensor, num_full: torch.Tensor) -> BlockMask:
+    return BlockMask.from_kv_blocks(
+        num_partial,
+        mask.kv_indices,
+        num_full,
+        mask.full_kv_indices,
+        BLOCK_SIZE=mask.BLOCK_SIZE,
+        mask_mod=mask.mask_mod,
+        seq_lengths=mask.seq_lengths,
+    )
+
+
+def test_a_lost_block_and_a_block_wrongly_called_full_are_seen() -> None:
+    forest = Forest.of([130, 140, 150], [None, 0, 0])
+    mask = block_mask([forest], CPU)
+    assert (mask.full_kv_num_blocks > 0).any()
+    lost = retabled(mask, num_partial=mask.kv_num_blocks, num_full=torch.zeros_like(mask.full_kv_num_blocks))
+    assert not torch.equal(effective_mask(lost)[0], attention_rule(forest))
+    swapped = BlockMask.from_kv_blocks(
+        mask.full_kv_num_blocks,
+        mask.full_kv_indices,
+        mask.kv_num_blocks,
+        mask.kv_indices,
+        BLOCK_SIZE=mask.BLOCK_SIZE,
+        mask_mod=mask.mask_mod,
+        seq_lengths=mask.seq_lengths,
+    )
+    assert not torch.equal(effective_mask(swapped)[0], attention_rule(forest))
+
+
+def test_a_block_listed_twice_is_an_error() -> None:
+    mask = block_mask([Forest.of([300], [None])], CPU)
+    twice = retabled(mask, num_partial=torch.full_like(mask.kv_num_blocks, 3), num_full=mask.full_kv_num_blocks)
+    with pytest.raises(ValueError, match="listed twice"):
+        effective_mask(twice)
+
+
+def test_flex_needs_a_block_mask() -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    with pytest.raises(ValueError, match="needs a BlockMask, got NoneType"):
+        flex_attention_forward(torch.nn.Identity(), x, x, x, None, scaling=1.0)
+
+
+def test_flex_refuses_the_mixed_dtypes_that_autocast_leaves() -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    mask = block_mask([Forest.of([2], [None])], CPU)
+    with pytest.raises(ValueError, match=r"mixed dtypes .*value torch\.bfloat16"):
+        flex_attention_forward(torch.nn.Identity(), x, x, x.bfloat16(), mask, scaling=1.0)

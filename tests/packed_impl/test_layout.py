@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packed_impl.forest import attention_rule
+from packed_impl.layout import LAYOUTS, ROWS, pack
+
+ids = st.integers(1, 99)
+responses = st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), min_size=1, max_size=3).map(tuple)
+groups_of_any_shape = st.lists(
+    st.builds(
+        SimpleNamespace,
+        prompt_ids=st.lists(ids, min_size=1, max_size=4).map(tuple),
+        positives=responses,
+        negatives=st.just(()) | responses,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from(ROWS))
+def test_each_predictor_has_seen_exactly_the_sequence_so_far(
+    groups: list[SimpleNamespace], layout: str, rows: str
+) -> None:
+    packed = pack(groups, layout=layout, rows=rows)
+    rules = [attention_rule(forest) for forest in packed.forests]
+    maps = zip(packed.token_rows.tolist(), packed.token_slots.tolist(), packed.predictor_slots.tolist(), strict=True)
+    for group in groups:
+        for response in group.positives + group.negatives:
+            for place, token in enumerate(response):
+                row, slot, predictor = next(maps)
+                seen = rules[row][predictor].nonzero()[:, 0]
+                assert tuple(packed.input_ids[row, seen].tolist()) == group.prompt_ids + response[:place]
+                assert packed.position_ids[row, seen].tolist() == list(range(len(seen)))
+                assert packed.input_ids[row, slot] == token
+                assert packed.position_ids[row, slot] == len(seen)
+    assert next(maps, None) is None
+
+
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from(ROWS))
+def test_completions_come_group_by_group_positives_first(groups: list[SimpleNamespace], layout: str, rows: str) -> None:
+    packed = pack(groups, layout=layout, rows=rows)
+    expected = [response for group in groups for response in group.positives + group.negatives]
+    assert packed.token_ids.tolist() == [token for response in expected for token in response]
+    assert packed.completion_lengths == tuple(len(response) for response in expected)
+
+
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS))
+def test_shared_prompts_are_stored_once(groups: list[SimpleNamespace], layout: str) -> None:
+    packed = pack(groups, layout=layout, rows="one-row")
+    expected = 0
+    for group in groups:
+        completions = group.positives + group.negatives
+        repeats = len(completions) - 1 if layout == "repeat-prompt-token" else 0
+        expected += len(group.prompt_ids) + repeats + sum(map(len, completions))
+    assert packed.input_ids.shape == (1, expected)
+
+
+def test_repeating_the_last_prompt_token_splits_the_tree_one_token_earlier() -> None:
+    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),))
+    packed = pack([group], layout="repeat-prompt-token")
+    assert packed.input_ids.tolist() == [[1, 2, 3, 2, 4, 5]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 1, 2, 3]]
+    assert packed.predictor_slots.tolist() == [1, 3, 4]
+    assert [segment.parent for segment in packed.forests[0].segments] == [None, 0, 0]
+
+
+def test_a_one_token_prompt_that_is_repeated_leaves_only_roots() -> None:
+    group = SimpleNamespace(prompt_ids=(2,), positives=((3,),), negatives=((4, 5),))
+    packed = pack([group], layout="repeat-prompt-token")
+    assert packed.input_ids.tolist() == [[2, 3, 2, 4, 5]]
+    assert [segment.parent for segment in packed.forests[0].segments] == [None, None]
+
+
+def test_rows_per_group_are_padded_to_the_longest() -> None:
+    groups = [
+        SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),)),
+        SimpleNamespace(prompt_ids=(6,), positives=((7,),), negatives=()),
+    ]
+    packed = pack(groups, rows="row-per-group", pad_token_id=9)
+    assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 9, 9, 9]]
+    assert packed.token_rows.tolist() == [0, 0, 0, 1]
+    assert packed.forests[1].segments[-1].parent is None
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (SimpleNamespace(prompt_ids=(), positives=((1,),), negatives=()), "group 0 has an empty prompt"),
+        (SimpleNamespace(prompt_ids=(1,), positives=(), negatives=((1,),)), "group 0 has no positive response"),
+        (SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=((2,), ())), r"empty response negatives\[1\]"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(group: SimpleNamespace, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack([group])
+
+
+def test_nothing_to_pack_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no group to pack"):
+        pack([])
+
+
+@pytest.mark.parametrize(("choice", "known"), [("layout", LAYOUTS), ("rows", ROWS)])
+def test_unknown_choices_list_the_known_ones(choice: str, known: tuple[str, ...]) -> None:
+    group = SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=())
+    with pytest.raises(ValueError, match=f"unknown {choice} 'other': expected one of {', '.join(known)}"):
+        pack([group], **{choice: "other"})

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packed_impl.forest import Forest, attention_rule, padded
+from packed_impl.split import split_attention_forward, split_calls
+
+CPU = torch.device("cpu")
+MODULE = torch.nn.Identity()
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> Forest:
+    lengths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    parents = [draw(st.none() | st.integers(0, index - 1)) if index else None for index in range(len(lengths))]
+    return Forest.of(lengths, parents)
+
+
+def by_definition(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: list[Forest], scaling: float
+) -> torch.Tensor:
+    """Softmax over the masked score matrix, written out; [B, T, N, H]."""
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    scores = torch.einsum("bnqh,bnkh->bnqk", q, k) * scaling
+    allowed = torch.stack([attention_rule(forest) for forest in rows])[:, None]
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return torch.einsum("bnqk,bnkh->bqnh", weights, v)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(forests(), min_size=1, max_size=3), st.sampled_from([1, 2, 4]), st.integers(0, 2**31))
+def test_split_attention_is_masked_attention(rows: list[Forest], key_heads: int, seed: int) -> None:
+    longest = max(forest.num_slots for forest in rows)
+    rows = [padded(forest, longest) for forest in rows]
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(heads: int) -> torch.Tensor:
+        x = torch.randn(len(rows), heads, longest, 8, generator=generator, dtype=torch.float64)
+        return x.requires_grad_()
+
+    q, k, v = draw(4), draw(key_heads), draw(key_heads)
+    actual, weights = split_attention_forward(MODULE, q, k, v, None, split_calls=split_calls(rows, CPU), scaling=0.7)
+    expected = by_definition(q, k, v, rows, 0.7)
+    assert weights is None
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn(actual.shape, generator=generator, dtype=torch.float64)
+    gradients = torch.autograd.grad(actual, (q, k, v), upstream)
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected, (q, k, v), upstream), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_only_the_cells_of_the_rule_and_one_triangle_per_branch_are_computed() -> None:
+    forest = Forest.of([5, 2, 3], [None, 0, 0])
+    (row,) = split_calls([forest], CPU)
+    shapes = [tuple(call.bias.shape) for call in row.calls if call.bias is not None]
+    assert shapes == [(2, 7), (3, 8)]
+    assert [call.path for call in row.calls] == [(0,), (0, 1), (0, 2)]
+
+
+def test_a_cuda_call_names_its_pattern_and_builds_no_mask() -> None:
+    (row,) = split_calls([Forest.of([5, 2], [None, 0])], torch.device("cuda"))
+    assert type(row.calls[1].bias).__name__ == "CausalBias"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("dropout", 0.1),
+        ("sliding_window", 4),
+        ("softcap", 50.0),
+        ("s_aux", torch.ones(1)),
+        ("position_bias", torch.ones(1)),
+    ],
+)
+def test_a_variant_that_is_not_computed_is_refused(setting: str, value: object) -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    plan = split_calls([Forest.of([2], [None])], CPU)
+    with pytest.raises(ValueError, match=f"does not compute {setting}"):
+        split_attention_forward(MODULE, x, x, x, None, split_calls=plan, scaling=1.0, **{setting: value})
+
+
+def test_a_mask_beside_the_plan_is_refused() -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    plan = split_calls([Forest.of([2], [None])], CPU)
+    with pytest.raises(ValueError, match="takes no attention_mask"):
+        split_attention_forward(MODULE, x, x, x, torch.ones(2, 2), split_calls=plan, scaling=1.0)
