@@ -142,7 +142,7 @@ class JudgementRecord(_Frozen):
 
 
 class SlotsRecord(_Frozen):
-    """Token slots that passed the embedding in the policy pass: the proof that the packed path ran."""
+    """Token slots that passed the embedding in policy and reference pass: the proof that the packed path ran."""
 
     slots: Count
     rows: Count

@@ -6,7 +6,7 @@ each. Observations are dropped as soon as they are compared: what stays is diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from verify.model_state import WeightsChangedError
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import DpoSigmoid
-from verify.observation import Observation, observe
+from verify.observation import Observation, PhaseSlots, observe
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects.oracle import apply_dpo, observe_oracle
 from verify.subjects.pairwise import VARIATIONS, WITNESS
@@ -88,11 +88,9 @@ class Result:
     verdict: Verdict
     reasons: tuple[str, ...]
     judgements: tuple[Judgement, ...] = ()
-    slots: int = 0
-    rows: int = 0
-    forward_calls: int = 0
-    loss_slots: int | None = None
+    phases: tuple[PhaseSlots, ...] = ()
     pairwise_slots: int = 0
+    """Token slots that a policy and a reference pass feed with one unpadded row per completion."""
 
     @property
     def num_compared(self) -> int:
@@ -313,14 +311,6 @@ def _result(
         verdict, reasons = Verdict.INCONCLUSIVE, [*run.implausible, *reasons]
     elif (run.vacuous or adapters) and verdict is Verdict.PASS:
         verdict, reasons = Verdict.INCONCLUSIVE, [*adapters, *run.vacuous, *reasons]
-    observation = subject.observation
-    counts: Mapping[str, int] = {}
-    if observation is not None and observation.slots is not None:
-        counts = {
-            "slots": observation.slots.slots,
-            "rows": observation.slots.rows,
-            "forward_calls": observation.slots.forward_calls,
-        }
     return Result(
         case=run.case.name,
         subject=subject.subject,
@@ -328,7 +318,6 @@ def _result(
         verdict=verdict,
         reasons=tuple(reasons),
         judgements=judgements,
-        loss_slots=observation.loss_slots.slots if observation is not None and observation.loss_slots else None,
-        pairwise_slots=run.case.pairwise_slots,
-        **counts,
+        phases=subject.observation.phases if subject.observation is not None else (),
+        pairwise_slots=2 * run.case.pairwise_slots,
     )

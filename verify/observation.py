@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +15,19 @@ from verify.model_state import restored_model
 from verify.objective import DpoSigmoid
 from verify.slots import SlotCount, count_slots
 from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSlots:
+    """Token slots of one policy pass and one reference pass.
+
+    Args:
+        phase: "log-probs" (calls of ``per_token_logps``) or "loss" (one call of the subject's own ``loss``).
+        count: What passed the embedding.
+    """
+
+    phase: str
+    count: SlotCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +42,7 @@ class Observation:
         loss: Mean over the groups, in nats.
         gradients: d loss / d LoRA tensor by name (``<module>.lora_A``), or None where they were not computed.
         gradients_absent_because: Reason where ``gradients`` is None.
-        slots: Token slots of the policy pass; None for the oracle.
-        loss_slots: Token slots of the subject's own ``loss``; None where the runner applied the objective.
+        phases: Token slots of each phase; empty for the oracle.
         settings_put_back: Model settings that the subject left changed.
         elapsed_s: Wall time of all passes.
     """
@@ -42,8 +54,7 @@ class Observation:
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
     gradients_absent_because: str = ""
-    slots: SlotCount | None = None
-    loss_slots: SlotCount | None = None
+    phases: tuple[PhaseSlots, ...] = ()
     settings_put_back: tuple[str, ...] = ()
     elapsed_s: float = 0.0
 
@@ -66,8 +77,8 @@ class _Passes:
     rewards: Tensor
     loss: Tensor
     gradients: dict[str, Tensor] | None
-    slots: SlotCount
-    loss_slots: SlotCount | None = field(default=None)
+    phases: tuple[PhaseSlots, ...]
+    elapsed_s: float
 
 
 def observe(
@@ -97,7 +108,6 @@ def observe(
         WeightsChangedError: It changed the model's weights.
     """
     support = gradient_support(subject, model)
-    start = time.perf_counter()
     with restored_model(model, subject.name, seed=seed) as restored:
         try:
             passes = _run_passes(subject, model, groups, objective, apply_objective, support.supported)
@@ -113,10 +123,9 @@ def observe(
         loss=passes.loss,
         gradients=passes.gradients,
         gradients_absent_because=support.reason,
-        slots=passes.slots,
-        loss_slots=passes.loss_slots,
+        phases=passes.phases,
         settings_put_back=tuple(restored.settings),
-        elapsed_s=time.perf_counter() - start,
+        elapsed_s=passes.elapsed_s,
     )
 
 
@@ -128,45 +137,84 @@ def _run_passes(
     apply_objective: Objective,
     differentiable: bool,
 ) -> _Passes:
-    own = owns_loss(subject)
-    with torch.no_grad(), model.disable_adapter():
-        refs = check_logps(subject.per_token_logps(model, groups), groups, subject=subject.name, differentiable=False)
-    with torch.set_grad_enabled(differentiable), count_slots(model) as slots:
-        logps = check_logps(
-            subject.per_token_logps(model, groups),
-            groups,
-            subject=subject.name,
-            differentiable=differentiable,
-        )
-    loss_slots = None
-    if own:
-        logps = tuple(logp.detach() for logp in logps)
-        with torch.set_grad_enabled(differentiable), count_slots(model) as loss_slots:
-            output = subject.loss(model, groups, objective)  # type: ignore[attr-defined]
-        loss, rewards = check_loss(
-            output, subject=subject.name, num_completions=len(logps), differentiable=differentiable
-        )
-        del output
-    else:
-        values = apply_objective(logps, refs, groups, objective)
-        loss, rewards = values.loss, values.rewards
-    gradients = None
-    if differentiable:
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = {
-            lora_tensor_name(name): to_float64(parameter.grad)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and parameter.grad is not None
-        }
+    start = time.perf_counter()
+    phases: list[PhaseSlots] = []
+    with torch.set_grad_enabled(differentiable):
+        if owns_loss(subject):
+            loss, rewards, logps = _own_loss(subject, model, groups, objective, differentiable, phases)
+            if logps is None:
+                logps = _policy_and_reference(subject, model, groups, False, phases)
+        else:
+            logps = _policy_and_reference(subject, model, groups, differentiable, phases)
+            values = apply_objective(logps.policy, logps.reference, groups, objective)
+            loss, rewards = values.loss, values.rewards
+        gradients = _lora_gradients(loss, model) if differentiable else None
+    elapsed_s = time.perf_counter() - start
     return _Passes(
-        tuple(map(to_float64, logps)),
-        tuple(map(to_float64, refs)),
+        tuple(map(to_float64, logps.policy)),
+        tuple(map(to_float64, logps.reference)),
         to_float64(rewards),
         to_float64(loss),
         gradients,
-        slots,
-        loss_slots,
+        tuple(phases),
+        elapsed_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Logps:
+    policy: tuple[Tensor, ...]
+    reference: tuple[Tensor, ...]
+
+
+def _policy_and_reference(
+    subject: Subject,
+    model: Any,
+    groups: Sequence[PreferenceGroup],
+    differentiable: bool,
+    phases: list[PhaseSlots],
+) -> _Logps:
+    with count_slots(model) as slots:
+        with torch.no_grad(), model.disable_adapter():
+            reference = subject.per_token_logps(model, groups)
+        with torch.set_grad_enabled(differentiable):
+            policy = subject.per_token_logps(model, groups)
+    phases.append(PhaseSlots("log-probs", slots))
+    return _Logps(
+        policy=check_logps(policy, groups, subject=subject.name, differentiable=differentiable),
+        reference=check_logps(reference, groups, subject=subject.name, differentiable=False),
+    )
+
+
+def _own_loss(
+    subject: Subject,
+    model: Any,
+    groups: Sequence[PreferenceGroup],
+    objective: DpoSigmoid,
+    differentiable: bool,
+    phases: list[PhaseSlots],
+) -> tuple[Tensor, Tensor, _Logps | None]:
+    with count_slots(model) as slots:
+        output = subject.loss(model, groups, objective)  # type: ignore[attr-defined]
+    phases.append(PhaseSlots("loss", slots))
+    num_completions = sum(len(group.completions) for group in groups)
+    loss, rewards = check_loss(
+        output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
+    )
+    given = getattr(output, "per_token_logps", None), getattr(output, "ref_per_token_logps", None)
+    if given[0] is None or given[1] is None:
+        return loss, rewards, None
+    policy, reference = (check_logps(part, groups, subject=subject.name, differentiable=False) for part in given)
+    return loss, rewards, _Logps(policy, reference)
+
+
+def _lora_gradients(loss: Tensor, model: Any) -> dict[str, Tensor]:
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {
+        lora_tensor_name(name): to_float64(parameter.grad)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is not None
+    }
 
 
 def to_float64(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verify.gate import Result
-from verify.subject import Subject, layout_of, owns_loss
+from verify.subject import Subject, layout_of
 from verify.verdict import Verdict, fold
 
 
@@ -20,7 +20,7 @@ class Summary:
         verdict: All results and the proof that the packed path ran, folded.
         reasons: Why it is not PASS, beyond the reasons of single results.
         results: Its results.
-        slots: Token slots fed in policy passes.
+        slots: Token slots fed in policy and reference passes, in the phase that saved least.
         pairwise_slots: What one unpadded row per completion would have fed on the same cases.
     """
 
@@ -51,9 +51,9 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
     for dtype in dtypes:
         for subject in subjects:
             own = tuple(r for r in results if r.subject == subject.name and r.dtype == dtype)
-            observed = [r for r in own if r.forward_calls or r.judgements]
-            slots, pairwise = sum(r.slots for r in observed), sum(r.pairwise_slots for r in observed)
-            doubts = _doubts(subject, observed, slots, pairwise) if observed else []
+            totals = _totals(own)
+            doubts = [] if layout_of(subject) == "unpacked" else [d for t in totals if (d := _doubt(t))]
+            most = max(totals, key=lambda total: total.slots / total.pairwise_slots, default=_Total("", 0, 0))
             summaries.append(
                 Summary(
                     subject=subject.name,
@@ -61,29 +61,37 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
                     verdict=fold([*(r.verdict for r in own), *([Verdict.INCONCLUSIVE] if doubts else [])]),
                     reasons=tuple(doubts),
                     results=own,
-                    slots=slots,
-                    pairwise_slots=pairwise,
+                    slots=most.slots,
+                    pairwise_slots=most.pairwise_slots,
                 )
             )
     return tuple(summaries)
 
 
-def _doubts(subject: Subject, observed: Sequence[Result], slots: int, pairwise: int) -> list[str]:
-    if layout_of(subject) != "packed":
-        return []
-    doubts = []
-    if slots == 0:
-        doubts.append("no token passed the model's embedding: that a packed path ran cannot be shown")
-    elif slots >= pairwise:
-        doubts.append(
-            f"says packed, but fed {slots} token slots where unpacked rows feed {pairwise}: the packed path did not run"
-        )
-    if owns_loss(subject):
-        loss_slots = sum(r.loss_slots or 0 for r in observed)
-        if loss_slots >= 2 * pairwise:  # policy and reference pass
-            doubts.append(
-                f"its own loss fed {loss_slots} token slots; unpacked policy and reference passes feed {2 * pairwise}"
+@dataclass(frozen=True, slots=True)
+class _Total:
+    phase: str
+    slots: int
+    pairwise_slots: int
+
+
+def _totals(results: Sequence[Result]) -> list[_Total]:
+    totals: dict[str, _Total] = {}
+    for result in results:
+        for phase in result.phases:
+            known = totals.get(phase.phase, _Total(phase.phase, 0, 0))
+            totals[phase.phase] = _Total(
+                phase.phase, known.slots + phase.count.slots, known.pairwise_slots + result.pairwise_slots
             )
-        if loss_slots == 0:
-            doubts.append("its own loss fed no token through the model's embedding")
-    return doubts
+    return list(totals.values())
+
+
+def _doubt(total: _Total) -> str:
+    if total.slots == 0:
+        return f"no token passed the model's embedding in {total.phase}: that a packed path ran cannot be shown"
+    if total.slots >= total.pairwise_slots:
+        return (
+            f"says packed, but {total.phase} fed {total.slots} token slots where unpacked rows feed "
+            f"{total.pairwise_slots}: the packed path did not run"
+        )
+    return ""

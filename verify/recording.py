@@ -180,11 +180,12 @@ def _summary_record(summary: Summary) -> SubjectSummary:
 
 def _result_record(result: Result) -> ResultRecord:
     slots = None
-    if result.forward_calls:
+    if result.phases:
+        most = max((phase.count for phase in result.phases), key=lambda count: count.slots)
         slots = SlotsRecord(
-            slots=result.slots,
-            rows=result.rows,
-            forward_calls=result.forward_calls,
+            slots=most.slots,
+            rows=most.rows,
+            forward_calls=most.forward_calls,
             pairwise_slots=result.pairwise_slots,
         )
     return ResultRecord(

@@ -15,7 +15,8 @@ Optional attributes and methods:
 - ``supports(case) -> Support``: any object with ``supported`` and ``reason``; default yes.
 - ``supports_gradients(model) -> Support``: default yes. Where not, only forward quantities are judged.
 - ``loss(model, groups, objective) -> LossOutput``: any object with ``loss`` (differentiable scalar), ``rewards`` (one
-  value per completion). Then the loss and the gradients through it are judged.
+  value per completion). Then the loss and the gradients through it are judged. If it also has ``per_token_logps`` and
+  ``ref_per_token_logps``, those are judged, and ``per_token_logps`` is not called apart.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from packed_impl import step
 from packed_impl.attention import gradient_support
+from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.objective import DpoSigmoid
 from verify.subject import Support
@@ -36,6 +37,12 @@ class PackedSubject:
         parts = [self.backend]
         parts += [part for part in (self.segments, self.rows) if part not in ("shared-prompt", "one-row")]
         return "/".join(parts)
+
+    def supports(self, case: Case) -> Support:
+        """One row per group differs from one row only where there are several groups."""
+        if self.rows == "row-per-group" and len(case.groups) == 1:
+            return Support(False, "one group: the row is the same as with all groups in one row")
+        return Support(True)
 
     def supports_gradients(self, model: Any) -> Support:
         """Whether the backend has a backward pass on the model's device."""
