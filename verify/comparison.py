@@ -145,6 +145,8 @@ def _compare_vectors(
     actual_shapes, expected_shapes = [tuple(t.shape) for t in actual], [tuple(t.shape) for t in expected]
     if actual_shapes != expected_shapes:
         raise StructureError(f"{quantity}: shapes {actual_shapes}; expected {expected_shapes}")
+    if not expected_shapes:
+        raise StructureError(f"{quantity}: empty, nothing would be compared")
     a, e = torch.cat(list(actual)), torch.cat(list(expected))
     if len(names) != a.numel():
         raise StructureError(f"{quantity}: {a.numel()} values for {len(names)} places")
