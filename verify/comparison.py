@@ -6,10 +6,11 @@ The order is fixed: same keys both ways, same shapes, counts above zero, all fin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,9 +135,7 @@ def _compare_gradients(actual: Observation, expected: Observation) -> tuple[Comp
                 if names
             )
         )
-    return tuple(
-        _compare_gradient(name, actual.gradients[name], gradient) for name, gradient in expected.gradients.items()
-    )
+    return _compare_tensors(actual.gradients, expected.gradients)
 
 
 def _compare_vectors(
@@ -166,36 +165,70 @@ def _compare_vectors(
     )
 
 
-def _compare_gradient(name: str, actual: Tensor, expected: Tensor) -> Comparison:
-    if actual.shape != expected.shape:
-        raise StructureError(f"gradient of {name}: shape {tuple(actual.shape)}; expected {tuple(expected.shape)}")
-    columns = expected.shape[-1]
-    a, e = actual.reshape(-1), expected.reshape(-1)
-    difference = _checked_difference(f"gradient of {name}", a, e)
-    norm_e, norm_a = float(e.norm()), float(a.norm())
-    # An expected gradient of zero leaves no scale: the distance is 0 for equal zeros, infinite otherwise.
-    scale = norm_e if norm_e > 0 else (math.inf if norm_a == 0 else 0.0)
-    root = math.sqrt(e.numel())
+def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[Comparison, ...]:
+    """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small."""
+    for name, tensor in expected.items():
+        if actual[name].shape != tensor.shape:
+            raise StructureError(
+                f"gradient of {name}: shape {tuple(actual[name].shape)}; expected {tuple(tensor.shape)}"
+            )
+        if tensor.numel() == 0:
+            raise StructureError(f"gradient of {name}: empty, nothing would be compared")
+    a = torch.cat([actual[name].reshape(-1) for name in expected]).numpy()
+    e = torch.cat([tensor.reshape(-1) for tensor in expected.values()]).numpy()
+    sizes = np.array([tensor.numel() for tensor in expected.values()])
+    starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    if not np.isfinite(e).all():
+        first = int(np.searchsorted(starts, np.flatnonzero(~np.isfinite(e))[0], side="right")) - 1
+        raise StructureError(f"gradient of {list(expected)[first]}: the expected value itself is not finite")
+    difference = a - e
+    distance = np.abs(difference)
+    sums = {
+        "difference": np.add.reduceat(difference, starts),
+        "squared": np.add.reduceat(difference * difference, starts),
+        "actual": np.add.reduceat(a * a, starts),
+        "expected": np.add.reduceat(e * e, starts),
+        "product": np.add.reduceat(a * e, starts),
+    }
+    largest, peak = np.maximum.reduceat(distance, starts), np.maximum.reduceat(np.abs(e), starts)
+    comparisons = []
+    for i, (name, tensor) in enumerate(expected.items()):
+        part = slice(int(starts[i]), int(starts[i] + sizes[i]))
+        norm_a, norm_e = math.sqrt(sums["actual"][i]), math.sqrt(sums["expected"][i])
+        root = math.sqrt(int(sizes[i]))
+        scale = _relative_to(norm_a, norm_e)
+        place = _gradient_place(name, tensor.shape[-1])
+        worst = int(np.argmax(np.where(np.isnan(distance[part]), np.inf, distance[part])))
+        comparisons.append(
+            Comparison(
+                quantity="gradients",
+                part=name,
+                num_compared=int(sizes[i]),
+                max=float(largest[i]) * root * scale,
+                rms=math.sqrt(sums["squared"][i]) * scale,
+                signed_mean=float(sums["difference"][i]) / root * scale,
+                cosine=float(sums["product"][i]) / (norm_a * norm_e) if norm_a > 0 and norm_e > 0 else math.nan,
+                norm_ratio=norm_a / norm_e if norm_e > 0 else math.nan,
+                peak=float(peak[i]) * root / norm_e if norm_e > 0 else 1.0,
+                worst=(Place(place(worst), float(a[part][worst]), float(e[part][worst])),),
+                non_finite=_first_non_finite(torch.from_numpy(a[part]), torch.from_numpy(e[part]), place),
+            )
+        )
+    return tuple(comparisons)
 
-    def relative(value: float) -> float:
-        return value / scale if scale > 0 else math.inf
 
-    def place(index: int) -> str:
-        return f"{name}[{index // columns}, {index % columns}]"
+def _relative_to(norm_actual: float, norm_expected: float) -> float:
+    """Factor that makes a distance relative to the expected tensor.
 
-    return Comparison(
-        quantity="gradients",
-        part=name,
-        num_compared=e.numel(),
-        max=relative(float(difference.abs().max()) * root),
-        rms=relative(float(difference.norm())),
-        signed_mean=relative(float(difference.mean()) * root),
-        cosine=float(a @ e) / (norm_a * norm_e) if norm_a > 0 and norm_e > 0 else math.nan,
-        norm_ratio=norm_a / norm_e if norm_e > 0 else math.nan,
-        peak=float(e.abs().max()) * root / norm_e if norm_e > 0 else 1.0,
-        worst=_worst_places(difference, a, e, place),
-        non_finite=_first_non_finite(a, e, place),
-    )
+    An expected gradient of zero leaves no scale: equal zeros are at distance 0, anything else is infinitely far.
+    """
+    if norm_expected > 0:
+        return 1 / norm_expected
+    return 0.0 if norm_actual == 0 else math.inf
+
+
+def _gradient_place(name: str, columns: int) -> _PlaceName:
+    return lambda index: f"{name}[{index // columns}, {index % columns}]"
 
 
 def _checked_difference(what: str, actual: Tensor, expected: Tensor) -> Tensor:

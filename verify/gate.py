@@ -6,8 +6,9 @@ each. Observations are dropped as soon as they are compared: what stays is diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from verify.cases import Case
@@ -228,22 +229,32 @@ def _run_case(
         if holder.under_test.exact_in_bfloat16:
             oracle_cache[case.name] = expected
     try:
-        witness = run(WITNESS)
-        to_oracle = compare_observations(witness, expected, case.groups)
-        variations = {
-            name: compare_observations(run(VARIATIONS[name]), witness, case.groups) for name in request.variations
-        }
+        forms = {WITNESS.name: run(WITNESS), **{name: run(VARIATIONS[name]) for name in request.variations}}
+        noise = _noise_sample(case, forms, expected)
     except (SubjectError, StructureError) as error:
         raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
+    witness = forms[WITNESS.name]
+    del forms  # gradients of every form; at full size there is no room to keep them
     subjects = tuple(_run_subject(s, case, run, expected, witness, holder) for s in request.subjects)
     return _CaseRun(
         case=case,
         expected=replace(expected, gradients=None),
         witness=replace(witness, gradients=None),
-        noise=NoiseSample(case.name, to_oracle, variations),
+        noise=noise,
         subjects=subjects,
         vacuous=vacuous_expectation(expected),
-        implausible=implausible_witness(to_oracle, request.policy.plausible.for_dtype(dtype)),
+        implausible=implausible_witness(noise.to_oracle[WITNESS.name], request.policy.plausible.for_dtype(dtype)),
+    )
+
+
+def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
+    return NoiseSample(
+        case.name,
+        to_oracle={name: compare_observations(form, expected, case.groups) for name, form in forms.items()},
+        between={
+            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups)
+            for other, one in combinations(forms, 2)
+        },
     )
 
 

@@ -1,6 +1,7 @@
-"""The noise floor: how far the unpacked path is from the oracle, and from its own harmless variations.
+"""The noise floor: how far the unpacked path, in all its harmless forms, is from the oracle and from itself.
 
-Both are measured on the cases of the run, in the dtype of the run. A budget is a multiple of this noise.
+The forms are the witness and its variations (other attention kernel, padding, masked-out tokens in front). Both
+distances are measured on the cases of the run, in the dtype of the run. A budget is a multiple of this noise.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Literal
 from verify.comparison import Comparison, Quantity
 
 BudgetKind = Literal["oracle", "differential"]
+_CaseKey = tuple[str, BudgetKind, Quantity, str]
 MEASURED_QUANTITIES: tuple[Quantity, ...] = ("per_token_logps", "ref_per_token_logps", "margins", "gradients")
-WITNESS = "unpacked witness"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Noise:
     Args:
         max: Largest difference.
         rms: Root mean square difference.
-        source: What showed it, e.g. "variation padded-left".
+        source: Which form, or which two, showed it.
     """
 
     max: float
@@ -34,11 +35,17 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class NoiseSample:
-    """Comparisons of one case: witness against oracle, and each variation against the witness."""
+    """Comparisons of one case among the forms of the unpacked path.
+
+    Args:
+        case: Name of the case.
+        to_oracle: Name of a form to its comparison with the oracle.
+        between: "one against other" to the comparison of two forms.
+    """
 
     case: str
-    witness: Sequence[Comparison]
-    variations: Mapping[str, Sequence[Comparison]]
+    to_oracle: Mapping[str, Sequence[Comparison]]
+    between: Mapping[str, Sequence[Comparison]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,8 @@ class NoiseFloor:
 def measure_noise(samples: Sequence[NoiseSample]) -> NoiseFloor:
     """Collect the noise of all cases of one dtype.
 
-    Pooling: sqrt(sum_cases n rms^2 / sum_cases n), n the number of values; for the differential kind the variation with
-    the largest pooled RMS counts.
+    Of several forms (or pairs of forms) the one that differs most counts, in each case and over all cases.
+    Over all cases: sqrt(sum_cases n rms^2 / sum_cases n), n the number of values.
 
     Args:
         samples: One per case; at least one.
@@ -67,30 +74,28 @@ def measure_noise(samples: Sequence[NoiseSample]) -> NoiseFloor:
         The noise floor.
 
     Raises:
-        ValueError: No sample, or a case without variations: there would be no floor for the differential budget.
+        ValueError: No sample, or a case in which only one form of the unpacked path was run.
     """
     if not samples:
         raise ValueError("no cases: there is no noise to measure")
-    by_case: dict[tuple[str, BudgetKind, Quantity, str], Noise] = {}
-    witness_runs: list[Sequence[Comparison]] = []
-    variation_runs: dict[str, list[Sequence[Comparison]]] = {}
-    for sample in samples:
-        if not sample.variations:
-            raise ValueError(f"case {sample.case}: no harmless variation was measured")
-        for comparison in _measured(sample.witness):
-            key = (sample.case, "oracle", comparison.quantity, comparison.part)
-            by_case[key] = Noise(comparison.max, comparison.rms, WITNESS)  # type: ignore[index]
-        witness_runs.append(sample.witness)
-        for name, comparisons in sample.variations.items():
-            variation_runs.setdefault(name, []).append(comparisons)
-            for comparison in _measured(comparisons):
-                _keep_larger(by_case, sample.case, comparison, f"variation {name}")
+    by_case: dict[_CaseKey, Noise] = {}
     pooled: dict[tuple[BudgetKind, Quantity, str], float] = {}
-    for (quantity, part), rms in _pool(witness_runs).items():
-        pooled["oracle", quantity, part] = rms
-    for runs in variation_runs.values():
-        for (quantity, part), rms in _pool(runs).items():
-            pooled["differential", quantity, part] = max(rms, pooled.get(("differential", quantity, part), 0.0))
+    runs: dict[tuple[BudgetKind, str], list[Sequence[Comparison]]] = {}
+    for sample in samples:
+        if not sample.to_oracle or not sample.between:
+            raise ValueError(f"case {sample.case}: no harmless variation of the unpacked path was measured")
+        measured: tuple[tuple[BudgetKind, Mapping[str, Sequence[Comparison]]], ...] = (
+            ("oracle", sample.to_oracle),
+            ("differential", sample.between),
+        )
+        for kind, forms in measured:
+            for form, comparisons in forms.items():
+                runs.setdefault((kind, form), []).append(comparisons)
+                for comparison in _measured(comparisons):
+                    _keep_larger(by_case, (sample.case, kind, comparison.quantity, comparison.part), comparison, form)
+    for (kind, _), of_form in runs.items():
+        for (quantity, part), rms in _pool(of_form).items():
+            pooled[kind, quantity, part] = _larger(rms, pooled.get((kind, quantity, part), 0.0))
     return NoiseFloor(by_case, pooled)
 
 
@@ -98,19 +103,18 @@ def _measured(comparisons: Iterable[Comparison]) -> Iterable[Comparison]:
     return (comparison for comparison in comparisons if comparison.quantity in MEASURED_QUANTITIES)
 
 
-def _keep_larger(
-    by_case: dict[tuple[str, BudgetKind, Quantity, str], Noise], case: str, comparison: Comparison, source: str
-) -> None:
-    key: tuple[str, BudgetKind, Quantity, str] = (case, "differential", comparison.quantity, comparison.part)
-    known = by_case.get(key)
-    if known is None:
-        by_case[key] = Noise(comparison.max, comparison.rms, source)
-    else:
-        by_case[key] = Noise(
-            max(known.max, comparison.max),
-            max(known.rms, comparison.rms),
-            source if comparison.rms > known.rms else known.source,
-        )
+def _keep_larger(by_case: dict[_CaseKey, Noise], key: _CaseKey, comparison: Comparison, form: str) -> None:
+    known = by_case.get(key, Noise(0.0, 0.0, form))
+    by_case[key] = Noise(
+        _larger(comparison.max, known.max),
+        _larger(comparison.rms, known.rms),
+        form if not comparison.rms <= known.rms else known.source,
+    )
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger of two, NaN if either is: noise that cannot be measured leaves no budget."""
+    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
 
 
 def _pool(runs: Sequence[Sequence[Comparison]]) -> dict[tuple[Quantity, str], float]:
