@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from packed_impl.dense import additive_mask, boolean_mask
 from packed_impl.flex import block_mask, flex_attention_forward
 from packed_impl.forest import Forest
-from packed_impl.split import split_attention_forward, split_calls
+from packed_impl.split import plan_split_calls, split_attention_forward
 
 AttentionFunction = Callable[..., tuple[torch.Tensor, None]]
 ModelKwargs = Mapping[str, object]
@@ -50,10 +50,10 @@ _TABLE: Mapping[str, Backend] = {
     "split": Backend(
         "packed-split",
         split_attention_forward,
-        lambda forests, device, dtype: {"split_calls": split_calls(forests, device)},
+        lambda forests, device, dtype: {"split_calls": plan_split_calls(forests, device)},
     ),
 }
-BACKENDS = ("dense-eager", "dense-sdpa", "flex", "split")
+BACKENDS = tuple(_TABLE)
 
 
 def backend_named(name: str) -> Backend:

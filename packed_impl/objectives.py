@@ -29,7 +29,8 @@ class DpoTerms:
 def dpo_sigmoid(logps: Tensor, ref_logps: Tensor, *, beta: float, label_smoothing: float = 0.0) -> DpoTerms:
     """DPO with label smoothing: ``-(1 - e) log sigma(z) - e log sigma(-z)``, z the reward margin.
 
-    Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, eq. 7; smoothing as in Mitchell's "cDPO" note and TRL.
+    Published: Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, eq. 7; smoothing as in Mitchell's "cDPO" note and
+    TRL's ``label_smoothing``.
 
     Args:
         logps: Policy log-prob of each completion, summed over its tokens, chosen then rejected; [G, 2].

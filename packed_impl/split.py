@@ -42,7 +42,7 @@ class RowCalls:
     calls: tuple[SegmentCall, ...]
 
 
-def split_calls(forests: Sequence[Forest], device: torch.device) -> tuple[RowCalls, ...]:
+def plan_split_calls(forests: Sequence[Forest], device: torch.device) -> tuple[RowCalls, ...]:
     """Plan the SDPA calls of every row; the same plan serves every layer.
 
     Args:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packed_impl.forest import Forest, attention_rule, padded
-from packed_impl.split import split_attention_forward, split_calls
+from packed_impl.split import plan_split_calls, split_attention_forward
 
 CPU = torch.device("cpu")
 MODULE = torch.nn.Identity()
@@ -43,7 +43,9 @@ def test_split_attention_is_masked_attention(rows: list[Forest], key_heads: int,
         return x.requires_grad_()
 
     q, k, v = draw(4), draw(key_heads), draw(key_heads)
-    actual, weights = split_attention_forward(MODULE, q, k, v, None, split_calls=split_calls(rows, CPU), scaling=0.7)
+    actual, weights = split_attention_forward(
+        MODULE, q, k, v, None, split_calls=plan_split_calls(rows, CPU), scaling=0.7
+    )
     expected = by_definition(q, k, v, rows, 0.7)
     assert weights is None
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
@@ -55,14 +57,14 @@ def test_split_attention_is_masked_attention(rows: list[Forest], key_heads: int,
 
 def test_only_the_cells_of_the_rule_and_one_triangle_per_branch_are_computed() -> None:
     forest = Forest.of([5, 2, 3], [None, 0, 0])
-    (row,) = split_calls([forest], CPU)
+    (row,) = plan_split_calls([forest], CPU)
     shapes = [tuple(call.bias.shape) for call in row.calls if call.bias is not None]
     assert shapes == [(2, 7), (3, 8)]
     assert [call.path for call in row.calls] == [(0,), (0, 1), (0, 2)]
 
 
 def test_a_cuda_call_names_its_pattern_and_builds_no_mask() -> None:
-    (row,) = split_calls([Forest.of([5, 2], [None, 0])], torch.device("cuda"))
+    (row,) = plan_split_calls([Forest.of([5, 2], [None, 0])], torch.device("cuda"))
     assert type(row.calls[1].bias).__name__ == "CausalBias"
 
 
@@ -78,13 +80,13 @@ def test_a_cuda_call_names_its_pattern_and_builds_no_mask() -> None:
 )
 def test_a_variant_that_is_not_computed_is_refused(setting: str, value: object) -> None:
     x = torch.zeros(1, 1, 2, 8)
-    plan = split_calls([Forest.of([2], [None])], CPU)
+    plan = plan_split_calls([Forest.of([2], [None])], CPU)
     with pytest.raises(ValueError, match=f"does not compute {setting}"):
         split_attention_forward(MODULE, x, x, x, None, split_calls=plan, scaling=1.0, **{setting: value})
 
 
 def test_a_mask_beside_the_plan_is_refused() -> None:
     x = torch.zeros(1, 1, 2, 8)
-    plan = split_calls([Forest.of([2], [None])], CPU)
+    plan = plan_split_calls([Forest.of([2], [None])], CPU)
     with pytest.raises(ValueError, match="takes no attention_mask"):
         split_attention_forward(MODULE, x, x, x, torch.ones(2, 2), split_calls=plan, scaling=1.0)

@@ -192,7 +192,7 @@ def test_the_dpo_loss_is_that_of_the_unpacked_model(
         SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6, 7, 8),)),
         SimpleNamespace(prompt_ids=(9,), positives=((3,),), negatives=((2, 1),)),
     ]
-    result = dpo_loss(model, pairs, backend=backend, rows=rows, beta=0.1, label_smoothing=0.2)
+    result = dpo_loss(model, pairs, backend=backend, rows=rows, beta=0.1, label_smoothing=0.2, logit_chunk=4)
     policy = unpacked_logps(model, pairs)
     with torch.no_grad(), model.disable_adapter():
         ref = unpacked_logps(model, pairs)
