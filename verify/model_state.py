@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from verify.model_settings import Settings
+
 
 class WeightsChangedError(Exception):
     """A subject changed a parameter or buffer of the model."""
@@ -24,15 +26,6 @@ class Restored:
     """Settings that a subject left changed and that were put back."""
 
     settings: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    attention: str
-    training: tuple[tuple[str, bool], ...]
-    requires_grad: tuple[tuple[str, bool], ...]
-    default_dtype: torch.dtype
-    grad_enabled: bool
 
 
 def weights_hash(model: nn.Module) -> dict[str, int]:
@@ -69,7 +62,7 @@ def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]
     Raises:
         WeightsChangedError: A parameter or buffer changed, appeared or vanished.
     """
-    hashes, before, restored = weights_hash(model), _settings(model), Restored()
+    hashes, before, restored = weights_hash(model), Settings.read(model), Restored()
     for parameter in model.parameters():
         parameter.grad = None
     try:
@@ -79,7 +72,7 @@ def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]
     finally:
         for parameter in model.parameters():
             parameter.grad = None
-        restored.settings += _put_back(model, before)
+        restored.settings += before.put_back(model)
         after = weights_hash(model)
         if after != hashes:
             changed = sorted(n for n in hashes.keys() | after.keys() if hashes.get(n) != after.get(n))
@@ -87,40 +80,3 @@ def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]
                 f"subject {subject} changed the model: {', '.join(changed[:3])}"
                 + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             )
-
-
-def _settings(model: Any) -> _Settings:
-    return _Settings(
-        attention=str(model.config._attn_implementation),
-        training=tuple((name, module.training) for name, module in model.named_modules()),
-        requires_grad=tuple((name, parameter.requires_grad) for name, parameter in model.named_parameters()),
-        default_dtype=torch.get_default_dtype(),
-        grad_enabled=torch.is_grad_enabled(),
-    )
-
-
-def _put_back(model: Any, before: _Settings) -> list[str]:
-    changed = []
-    if str(model.config._attn_implementation) != before.attention:
-        changed.append(f"attention implementation {model.config._attn_implementation} (was {before.attention})")
-        model.set_attn_implementation(before.attention)
-    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
-    modes = [name for name, training in before.training if name in modules and modules[name].training != training]
-    for name, training in before.training:
-        if name in modules:
-            modules[name].training = training
-    if modes:
-        changed.append(f"training mode of {len(modes)} modules")
-    flags = [n for n, flag in before.requires_grad if n in parameters and parameters[n].requires_grad != flag]
-    for name, flag in before.requires_grad:
-        if name in parameters:
-            parameters[name].requires_grad_(flag)
-    if flags:
-        changed.append(f"requires_grad of {len(flags)} parameters")
-    if torch.get_default_dtype() != before.default_dtype:
-        changed.append(f"default dtype {torch.get_default_dtype()} (was {before.default_dtype})")
-        torch.set_default_dtype(before.default_dtype)
-    if torch.is_grad_enabled() != before.grad_enabled:
-        changed.append("grad mode")
-        torch.set_grad_enabled(before.grad_enabled)
-    return changed

@@ -113,7 +113,7 @@ def observe(
             passes = _run_passes(subject, model, groups, objective, apply_objective, support.supported)
         except SubjectError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that exits must not end the run with its own status
             raise SubjectError(f"subject {subject.name} raised {type(error).__name__}: {error}") from error
     return Observation(
         per_token_logps=passes.logps,

@@ -107,7 +107,7 @@ def _ask(subject: Subject, method: str, argument: object) -> Support:
         return Support(True)
     try:
         answer = ask(argument)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SubjectError(f"subject {subject.name}: {method} raised {type(error).__name__}: {error}") from error
     supported = getattr(answer, "supported", None)
     if not isinstance(supported, bool):

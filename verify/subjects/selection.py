@@ -83,7 +83,7 @@ def _import(origin: str) -> ModuleType:
         spec.loader.exec_module(module)
     except SelectionError:
         raise
-    except Exception as error:  # whatever the user's module raises on import
+    except (Exception, SystemExit) as error:  # whatever the user's module raises on import
         line = _line_in(error, origin)
         raise SelectionError(f"subject {origin}{line} does not import: {type(error).__name__}: {error}") from error
     return module
@@ -108,7 +108,7 @@ def _instantiate(module: ModuleType, origin: str, attribute: str) -> Subject:
         raise SelectionError(f"subject {origin} has no {attribute!r}{listed}")
     try:
         subject = found() if isinstance(found, type) else found
-    except Exception as error:  # whatever the user's constructor raises
+    except (Exception, SystemExit) as error:  # whatever the user's constructor raises
         raise SelectionError(
             f"subject {origin}:{attribute} cannot be made without arguments: {type(error).__name__}: {error}"
         ) from error
