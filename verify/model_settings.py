@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 _HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -78,7 +77,7 @@ class Settings:
             torch_values=tuple(setting.read() for setting in _TORCH_SETTINGS),
         )
 
-    def put_back(self, model: nn.Module | Any) -> list[str]:
+    def put_back(self, model: Any) -> list[str]:
         """Put back what differs.
 
         Args:
