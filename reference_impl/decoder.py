@@ -55,7 +55,7 @@ def hidden_states(
     check_lora(lora, config)
     embedding_VD = weights[f"{EMBEDDING}.weight"].detach()
     ids_T = _checked_ids(ids, config.vocab_size).to(embedding_VD.device)
-    positions_T = torch.arange(len(ids), device=ids_T.device) if positions is None else positions
+    positions_T = torch.arange(len(ids), device=ids_T.device) if positions is None else positions.to(ids_T.device)
     if positions_T.shape != ids_T.shape:
         raise ValueError(f"positions of shape {tuple(positions_T.shape)} for {len(ids)} tokens: one each is needed")
 

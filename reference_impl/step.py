@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -47,17 +48,6 @@ class OracleStep:
     gradients: Mapping[str, Tensor] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _PairStep:
-    """The part of the step that one pair contributes, with its graph."""
-
-    per_token_logps: PerTokenLogps
-    ref_per_token_logps: PerTokenLogps
-    loss: Tensor
-    rewards: Tensor
-    margins: Tensor
-
-
 def oracle_step(
     groups: Sequence[Group],
     weights: Weights,
@@ -72,6 +62,7 @@ def oracle_step(
 
     The loss is a mean over pairs, so each pair is differentiated on its own and its graph freed before the next.
     Memory is that of the weights as given, of two sequences' activations and of the largest weight in float64.
+    Weights given in float64 are never cast: about a quarter faster than float32 ones, for twice their memory.
 
     Args:
         groups: Preference groups with exactly one positive and one negative each.
@@ -96,24 +87,8 @@ def oracle_step(
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
 
     policy = _leaves(lora, requires_grad=gradients)
-    factors = _factors(policy)
-    totals = {name: torch.zeros_like(factor) for name, factor in factors.items()}
-    steps: list[_PairStep] = []
-    for pair in pairs:
-        step = _pair_step(pair, len(pairs), weights, config, policy, beta, label_smoothing, gradients)
-        if gradients:
-            parts = torch.autograd.grad(step.loss, list(factors.values()))
-            totals = {name: total + part for (name, total), part in zip(totals.items(), parts, strict=True)}
-        steps.append(_detached(step))
-
-    return OracleStep(
-        per_token_logps=tuple(logps for step in steps for logps in step.per_token_logps),
-        ref_per_token_logps=tuple(logps for step in steps for logps in step.ref_per_token_logps),
-        loss=torch.stack([step.loss for step in steps]).sum(),
-        rewards=torch.cat([step.rewards for step in steps]),
-        margins=torch.cat([step.margins for step in steps]),
-        gradients=totals if gradients else None,
-    )
+    steps = (_pair_step(pair, len(pairs), weights, config, policy, beta, label_smoothing, gradients) for pair in pairs)
+    return reduce(_joined, steps)
 
 
 def _pair_step(
@@ -125,24 +100,43 @@ def _pair_step(
     beta: float,
     label_smoothing: float,
     gradients: bool,
-) -> _PairStep:
+) -> OracleStep:
+    """The share of one pair in the step of ``num_pairs`` pairs."""
     with torch.no_grad():
         ref_logps = tuple(completion_logps(sequence, weights, config) for sequence in pair)
+    # Set rather than left alone, so that a caller's no_grad cannot turn a gradient off.
     with torch.set_grad_enabled(gradients):
         logps = tuple(completion_logps(sequence, weights, config, policy) for sequence in pair)
         pair_rewards = rewards(sequence_logps(logps), sequence_logps(ref_logps), beta)
         pair_margins = margins(pair_rewards[:1], pair_rewards[1:])
         loss = mean_loss(sigmoid_losses(pair_margins, label_smoothing), num_pairs)
-    return _PairStep(logps, ref_logps, loss, pair_rewards, pair_margins)
+    return OracleStep(
+        per_token_logps=tuple(each.detach() for each in logps),
+        ref_per_token_logps=ref_logps,
+        loss=loss.detach(),
+        rewards=pair_rewards.detach(),
+        margins=pair_margins.detach(),
+        gradients=_gradients(loss, policy) if gradients else None,
+    )
 
 
-def _detached(step: _PairStep) -> _PairStep:
-    return replace(
-        step,
-        per_token_logps=tuple(logps.detach() for logps in step.per_token_logps),
-        loss=step.loss.detach(),
-        rewards=step.rewards.detach(),
-        margins=step.margins.detach(),
+def _gradients(loss: Tensor, policy: Lora) -> dict[str, Tensor]:
+    named = {f"{module}.lora_{side}": getattr(policy[module], side) for module in policy for side in "AB"}
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def _joined(first: OracleStep, second: OracleStep) -> OracleStep:
+    """The step of two parts of a batch, whose losses already count the pairs of the whole batch."""
+    gradients = None
+    if first.gradients is not None and second.gradients is not None:
+        gradients = {name: first.gradients[name] + second.gradients[name] for name in first.gradients}
+    return OracleStep(
+        per_token_logps=first.per_token_logps + second.per_token_logps,
+        ref_per_token_logps=first.ref_per_token_logps + second.ref_per_token_logps,
+        loss=first.loss + second.loss,
+        rewards=torch.cat((first.rewards, second.rewards)),
+        margins=torch.cat((first.margins, second.margins)),
+        gradients=gradients,
     )
 
 
@@ -167,8 +161,3 @@ def _leaves(lora: Lora, *, requires_grad: bool) -> Lora:
         )
         for module, factors in lora.items()
     }
-
-
-def _factors(lora: Lora) -> dict[str, Tensor]:
-    named = ((f"{module}.lora_{side}", getattr(factors, side)) for module, factors in lora.items() for side in "AB")
-    return dict(named)

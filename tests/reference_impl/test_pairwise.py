@@ -98,6 +98,27 @@ def test_a_padded_batch_is_one_call_and_the_head_sees_needed_columns_only(tiny, 
     assert [shape[:2] for shape in head_inputs] == [(4, 3 + 6)]
 
 
+@pytest.mark.parametrize(
+    ("variation", "visible"),
+    [
+        ({"batching": "padded-left"}, [9, 11, 4, 2]),
+        ({"batching": "padded-right", "extra_padding": 1}, [9, 11, 4, 2]),
+        ({"batching": "padded-right", "row_order": "reversed"}, [2, 4, 11, 9]),
+        ({"batching": "row-per-sequence", "junk_tokens_in_front": 2}, [9, 11, 4, 2]),
+    ],
+)
+def test_padding_and_junk_are_hidden_by_the_mask_that_is_passed(variation, visible, tiny, pairs) -> None:
+    """Log-probs cannot show it: without a mask, transformers reads restarting positions as packed sequences."""
+    calls, _ = recorded(tiny().model, pairs, **variation)
+    masks = [row for call in calls for row in call["attention_mask"]]
+    assert [int(mask.sum()) for mask in masks] == visible
+
+
+def test_reversed_rows_run_last_first(tiny, pairs) -> None:
+    calls, _ = recorded(tiny().model, pairs, row_order="reversed")
+    assert [call["input_ids"].tolist()[0] for call in calls] == [list(s.ids) for s in reversed(unpack(pairs))]
+
+
 def test_rows_are_laid_out_as_described(pairs) -> None:
     rows = unpack(pairs)[2:]
     left = padded_batch(rows, side="left", junk_tokens_in_front=1, extra_padding=1, pad_id=0, junk_id=1)

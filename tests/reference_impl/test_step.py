@@ -135,6 +135,14 @@ def test_values_are_the_same_without_gradients(tiny, pairs) -> None:
     assert all(map(torch.equal, with_gradients.per_token_logps, without.per_token_logps))
 
 
+def test_a_caller_without_gradients_gets_them_all_the_same(tiny, pairs) -> None:
+    made = tiny()
+    with torch.no_grad():
+        inside = step_of(made, pairs).gradients
+    outside = step_of(made, pairs).gradients
+    assert all(torch.equal(inside[name], outside[name]) for name in outside)
+
+
 def test_the_default_start_of_lora_hides_everything(tiny, pairs) -> None:
     """With B = 0 the policy is its reference: log 2 whatever the layout, and no gradient in any A."""
     made = tiny()
