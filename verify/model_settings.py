@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-_HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class _ParameterSettings:
+    """Whether a parameter requires grad, and the hooks on its gradient."""
+
+    requires_grad: bool
+    hooks: tuple[dict[int, Any], ...]
+
+    @staticmethod
+    def read(parameter: Any) -> _ParameterSettings:
+        hooks = tuple(dict(getattr(parameter, kind) or {}) for kind in _PARAMETER_HOOKS)
+        return _ParameterSettings(parameter.requires_grad, hooks)
+
+    def write(self, parameter: Any) -> None:
+        parameter.requires_grad_(self.requires_grad)
+        for kind, hooks in zip(_PARAMETER_HOOKS, self.hooks, strict=True):
+            registered = getattr(parameter, kind)
+            if registered is not None:
+                registered.clear()
+                registered.update(hooks)
 
 
 @dataclass(frozen=True, slots=True)
 class _ModuleSettings:
-    """Mode, PEFT's switch, hooks and a replaced ``forward`` of one module: each would work on in whoever is next."""
+    """What would work on in whoever is judged next: mode, PEFT's switch, hooks, a replaced ``forward``, grad flags."""
 
     training: bool
     adapters_disabled: bool | None
     hooks: tuple[dict[int, Any], ...]
     forward: Any
+    parameters: dict[str, _ParameterSettings]
 
     @staticmethod
     def read(module: Any) -> _ModuleSettings:
         return _ModuleSettings(
             training=module.training,
             adapters_disabled=getattr(module, "_disable_adapters", None),
-            hooks=tuple(dict(getattr(module, kind)) for kind in _HOOK_KINDS),
+            hooks=tuple(dict(getattr(module, kind)) for kind in _MODULE_HOOKS),
             forward=vars(module).get("forward"),
+            parameters={n: _ParameterSettings.read(p) for n, p in module._parameters.items() if p is not None},
         )
 
     def write(self, module: Any) -> None:
         module.training = self.training
         if self.adapters_disabled is not None:
             module._disable_adapters = self.adapters_disabled
-        for kind, hooks in zip(_HOOK_KINDS, self.hooks, strict=True):
+        for kind, hooks in zip(_MODULE_HOOKS, self.hooks, strict=True):
             registered = getattr(module, kind)
             registered.clear()
             registered.update(hooks)
+        for name, parameter in self.parameters.items():
+            if module._parameters.get(name) is not None:
+                parameter.write(module._parameters[name])
         if self.forward is None:
             vars(module).pop("forward", None)
         else:
@@ -64,24 +92,23 @@ class Settings:
 
     attention: str
     modules: dict[str, _ModuleSettings]
-    requires_grad: dict[str, bool]
     torch_values: tuple[Any, ...]
 
     @staticmethod
-    def read(model: Any) -> Settings:
-        """Read the settings of the model and of torch."""
+    def read(model: Any, modules: Sequence[tuple[str, nn.Module]]) -> Settings:
+        """Read the settings of the model, given its ``named_modules()``, and of torch."""
         return Settings(
             attention=str(model.config._attn_implementation),
-            modules={name: _ModuleSettings.read(module) for name, module in model.named_modules()},
-            requires_grad={name: parameter.requires_grad for name, parameter in model.named_parameters()},
+            modules={name: _ModuleSettings.read(module) for name, module in modules},
             torch_values=tuple(setting.read() for setting in _TORCH_SETTINGS),
         )
 
-    def put_back(self, model: Any) -> list[str]:
+    def put_back(self, model: Any, modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
         """Put back what differs.
 
         Args:
             model: The model that the snapshot was taken of.
+            modules: Its ``named_modules()`` now.
 
         Returns:
             What differed, in words.
@@ -91,24 +118,15 @@ class Settings:
         if attention != self.attention:
             changed.append(f"attention implementation {attention} (was {self.attention})")
             model.set_attn_implementation(self.attention)
-        modules = [
+        differing = [
             (module, self.modules[name])
-            for name, module in model.named_modules()
+            for name, module in modules
             if name in self.modules and _ModuleSettings.read(module) != self.modules[name]
         ]
-        for module, before in modules:
+        for module, before in differing:
             before.write(module)
-        if modules:
-            changed.append(f"mode, adapters or hooks of {len(modules)} modules")
-        flags = [
-            (parameter, self.requires_grad[name])
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad != self.requires_grad.get(name, parameter.requires_grad)
-        ]
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
-        if flags:
-            changed.append(f"requires_grad of {len(flags)} parameters")
+        if differing:
+            changed.append(f"mode, adapters, hooks or requires_grad of {len(differing)} modules")
         for setting, value in zip(_TORCH_SETTINGS, self.torch_values, strict=True):
             if setting.read() != value:
                 changed.append(f"torch's {setting.name} {setting.read()} (was {value})")
