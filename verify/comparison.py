@@ -181,6 +181,7 @@ def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor
     if not np.isfinite(e).all():
         first = int(np.searchsorted(starts, np.flatnonzero(~np.isfinite(e))[0], side="right")) - 1
         raise StructureError(f"gradient of {list(expected)[first]}: the expected value itself is not finite")
+    all_finite = bool(np.isfinite(a).all())
     difference = a - e
     distance = np.abs(difference)
     sums = {
@@ -211,7 +212,9 @@ def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor
                 norm_ratio=norm_a / norm_e if norm_e > 0 else math.nan,
                 peak=float(peak[i]) * root / norm_e if norm_e > 0 else 1.0,
                 worst=(Place(place(worst), float(a[part][worst]), float(e[part][worst])),),
-                non_finite=_first_non_finite(torch.from_numpy(a[part]), torch.from_numpy(e[part]), place),
+                non_finite=None
+                if all_finite
+                else _first_non_finite(torch.from_numpy(a[part]), torch.from_numpy(e[part]), place),
             )
         )
     return tuple(comparisons)
