@@ -34,20 +34,16 @@ class Restored:
     settings: list[str] = field(default_factory=list)
 
 
-def weights_hash(model: nn.Module) -> dict[str, int]:
+def weights_hash(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, int]:
     """Hash of the bits of every parameter and buffer.
 
     Args:
-        model: Any module.
+        modules: ``named_modules()`` of the model.
 
     Returns:
         Name to a hash of the tensor's bits that depends on their places: values that only swap places or signs count
         as changed. (torch.hash_tensor XORs all elements and sees neither.)
     """
-    return _hash_tree(list(model.named_modules()))
-
-
-def _hash_tree(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, int]:
     return {
         f"{prefix}.{name}".lstrip("."): _hash_bits(tensor.detach().contiguous().reshape(-1))
         for prefix, module in modules
@@ -100,7 +96,7 @@ def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]
     """
     # The tree is walked once before and once after: on a small model the walk costs more than the passes.
     modules = list(model.named_modules())
-    hashes, before, restored = _hash_tree(modules), Settings.read(model, modules), Restored()
+    hashes, before, restored = weights_hash(modules), Settings.read(model, modules), Restored()
     for parameter in model.parameters():
         parameter.grad = None
     try:
@@ -112,7 +108,7 @@ def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]
             parameter.grad = None
         modules = list(model.named_modules())
         restored.settings += before.put_back(model, modules)
-        after = _hash_tree(modules)
+        after = weights_hash(modules)
         if after != hashes:
             changed = sorted(n for n in hashes.keys() | after.keys() if hashes.get(n) != after.get(n))
             raise WeightsChangedError(
