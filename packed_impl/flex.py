@@ -8,7 +8,6 @@ Shape letters: B rows, T slots of a row, S segments of a row, M blocks of a row,
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -140,11 +139,10 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=True)  # dynamic: packed rows differ in length from step to step
 
 
-def _uncompiled_flex_attention(*args: Tensor, **kwargs: object) -> Tensor:
-    with warnings.catch_warnings():  # it warns that it builds the score matrix, which is the point here
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        result: Tensor = flex_attention(*args, **kwargs)  # type: ignore[call-overload]
-    return result
+@cache
+def _traced_flex_attention() -> Callable[..., Tensor]:
+    # Called plainly, flex_attention traces itself anew at every call. Traced once, it runs the same eager operations.
+    return torch.compile(flex_attention, dynamic=True, backend="eager")
 
 
 def flex_attention_forward(
@@ -157,7 +155,7 @@ def flex_attention_forward(
     scaling: float,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """FlexAttention in the form that transformers' ``AttentionInterface`` calls; compiled on CUDA only.
+    """FlexAttention in the form that transformers' ``AttentionInterface`` calls; its fused kernel on CUDA only.
 
     Args:
         module: The attention module; not used.
@@ -177,7 +175,7 @@ def flex_attention_forward(
     check_kernel_call("flex", query, key, value, kwargs)
     if not isinstance(attention_mask, BlockMask):
         raise ValueError(f"flex attention needs a BlockMask, got {type(attention_mask).__name__}")
-    kernel = _compiled_flex_attention() if query.device.type == "cuda" else _uncompiled_flex_attention
+    kernel = _compiled_flex_attention() if query.device.type == "cuda" else _traced_flex_attention()
     enable_gqa = query.shape[1] != key.shape[1]
     output = kernel(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=enable_gqa)
     return output.transpose(1, 2).contiguous(), None
