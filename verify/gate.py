@@ -320,7 +320,7 @@ def _result(
     if run.implausible and subject.to_oracle and finite:
         # The budgets themselves are in doubt: neither PASS nor FAIL can rest on them.
         verdict, reasons = Verdict.INCONCLUSIVE, [*run.implausible, *reasons]
-    elif (run.vacuous or adapters) and verdict is Verdict.PASS:
+    elif (run.vacuous or adapters) and verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
         verdict, reasons = Verdict.INCONCLUSIVE, [*adapters, *run.vacuous, *reasons]
     return Result(
         case=run.case.name,
