@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from verify.cases import Case
+from verify.comparison import Comparison, Quantity, compare_observations
 from verify.gate import GateOutcome, GateRequest, run_gate
 from verify.groups import PreferenceGroup
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
 from verify.objective import DpoSigmoid
+from verify.observation import Observation
 from verify.subject import Subject
 from verify.subjects.selection import select_subject
 from verify.tolerance import Policy, load_policy
@@ -37,6 +41,27 @@ def draw_groups(seed: int, *sizes: tuple[int, int, int], vocab_size: int = 257) 
 @pytest.fixture(scope="session")
 def draw() -> Callable[..., tuple[PreferenceGroup, ...]]:
     return draw_groups
+
+
+@pytest.fixture(scope="session")
+def make_comparison() -> Callable[..., Comparison]:
+    """A comparison with the numbers that a test is about; the rest as of a comparison of ones with ones."""
+    ones = torch.ones(1, dtype=torch.float64)
+    observation = Observation(
+        per_token_logps=(ones, ones),
+        ref_per_token_logps=(ones, ones),
+        rewards=torch.ones(2, dtype=torch.float64),
+        margins=ones,
+        loss=ones[0],
+        gradients={"": ones[None]},
+    )
+    group = PreferenceGroup((1,), ((2,),), ((3,),))
+    templates = {c.quantity: c for c in compare_observations(observation, observation, [group])}
+
+    def make(quantity: Quantity, rms: float, **changes: Any) -> Comparison:
+        return replace(templates[quantity], **{"rms": rms, "max": rms, **changes})
+
+    return make
 
 
 @pytest.fixture(scope="session")
