@@ -1,0 +1,111 @@
+"""Whether the packed path ran is read off the token slots of a whole run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verify.gate import Result
+from verify.observation import PhaseSlots
+from verify.packed_proof import Summary, summarise
+from verify.slots import SlotCount
+from verify.verdict import Verdict
+
+
+def subject(**attributes: Any) -> Any:
+    return SimpleNamespace(name="s", per_token_logps=lambda model, groups: [], **attributes)
+
+
+def result(slots: int | None, pairwise: int = 20, verdict: Verdict = Verdict.PASS, **changes: Any) -> Result:
+    phases = () if slots is None else (PhaseSlots("log-probs", SlotCount(slots, 1, 1)),)
+    settings = {"case": "c", "subject": "s", "dtype": "float32", "reasons": (), "phases": phases, **changes}
+    return Result(verdict=verdict, pairwise_slots=pairwise, **settings)
+
+
+def summary(*results: Result, **attributes: Any) -> Summary:
+    (only,) = summarise(results, [subject(**attributes)], ["float32"])
+    return only
+
+
+def test_fewer_slots_than_unpacked_rows_are_the_proof() -> None:
+    found = summary(result(12), result(15))
+    assert (found.verdict, found.reasons) == (Verdict.PASS, ())
+    assert (found.slots, found.pairwise_slots) == (27, 40)
+
+
+@pytest.mark.parametrize("slots", [20, 21, 400])
+def test_as_many_slots_as_unpacked_rows_are_no_proof(slots: int) -> None:
+    found = summary(result(slots))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reasons == (
+        f"says packed, but log-probs fed {slots} token slots where unpacked rows feed 20: the packed path did not run",
+    )
+
+
+def test_a_case_in_which_nothing_can_be_saved_counts_with_the_others() -> None:
+    """With a one-token prompt a layout that repeats the last prompt token feeds as many slots as unpacked rows."""
+    assert summary(result(20), result(12)).verdict is Verdict.PASS
+
+
+def test_padding_in_one_case_is_not_made_up_for_by_too_little_in_another() -> None:
+    """What is fed over the run counts: one padded case among packed ones shows in the sum, or it is small."""
+    assert summary(result(30), result(12)).verdict is Verdict.INCONCLUSIVE
+
+
+def test_no_slot_at_all_is_no_proof() -> None:
+    found = summary(result(0))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "no token passed the model's embedding" in found.reasons[0]
+
+
+def test_each_phase_must_save_slots() -> None:
+    """Log-probs from packed rows and a loss from padded ones: the part that trains did not run packed."""
+    phases = (PhaseSlots("log-probs", SlotCount(12, 1, 1)), PhaseSlots("loss", SlotCount(22, 2, 2)))
+    found = summary(result(None, phases=phases))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reasons == (
+        "says packed, but loss fed 22 token slots where unpacked rows feed 20: the packed path did not run",
+    )
+    assert found.slots == 22, "the phase that saved least is shown"
+
+
+def test_who_says_unpacked_need_not_save_anything() -> None:
+    assert summary(result(20), layout="unpacked").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("worse", [Verdict.FAIL, Verdict.ERROR])
+def test_a_failure_or_an_error_is_not_softened_by_a_missing_proof(worse: Verdict) -> None:
+    assert summary(result(20, verdict=worse)).verdict is worse
+
+
+def test_one_wrong_case_among_right_ones_is_not_lost() -> None:
+    assert summary(result(12), result(12, verdict=Verdict.FAIL), result(12)).verdict is Verdict.FAIL
+
+
+def test_a_subject_that_never_ran_is_judged_by_its_verdicts_alone() -> None:
+    found = summary(result(None, verdict=Verdict.NOT_APPLICABLE), result(None, verdict=Verdict.NOT_APPLICABLE))
+    assert (found.verdict, found.slots) == (Verdict.NOT_APPLICABLE, 0)
+    assert summary(result(None, verdict=Verdict.ERROR)).verdict is Verdict.ERROR
+
+
+def test_a_subject_without_results_is_an_error() -> None:
+    assert summary().verdict is Verdict.ERROR
+
+
+def test_subjects_and_dtypes_are_summed_apart() -> None:
+    results = [
+        result(12),
+        result(20, dtype="float64"),
+        result(20, subject="other"),
+        result(20, subject="other", dtype="float64"),
+    ]
+    other = SimpleNamespace(name="other", layout="unpacked", per_token_logps=lambda model, groups: [])
+    found = summarise(results, [subject(), other], ["float64", "float32"])
+    assert [(s.dtype, s.subject, s.verdict) for s in found] == [
+        ("float64", "s", Verdict.INCONCLUSIVE),
+        ("float64", "other", Verdict.PASS),
+        ("float32", "s", Verdict.PASS),
+        ("float32", "other", Verdict.PASS),
+    ]

@@ -1,0 +1,85 @@
+"""Token slots are counted where they cannot be argued with: at the embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from verify.cases import Case
+from verify.groups import PreferenceGroup
+from verify.models.request import ModelUnderTest
+from verify.slots import count_slots
+from verify.subject import Subject
+from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.subjects.selection import BUILT_IN
+
+GROUPS = (
+    PreferenceGroup((5, 6, 7), ((8, 9),), ((10,),)),
+    PreferenceGroup((11, 12), ((13,),), ((14, 15, 16),)),
+)
+# By hand: prompt + chosen + rejected of both groups; unpacked, the prompt counts twice.
+PACKED, UNPACKED = (3 + 2 + 1) + (2 + 1 + 3), (3 + 2) + (3 + 1) + (2 + 1) + (2 + 3)
+REPEATED = PACKED + 2  # one prompt token more for each group
+LONGEST = 6  # of the packed rows
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "rows", "calls"),
+    [
+        ("dense-sdpa", PACKED, 1, 1),
+        ("split", PACKED, 1, 1),
+        ("split/repeat-prompt-token", REPEATED, 1, 1),
+        ("split/row-per-group", 2 * LONGEST, 2, 1),
+        ("pairwise", UNPACKED, 4, 4),
+        ("padded-right", 4 * (5 + 7), 4, 1),
+        ("junk-in-front", UNPACKED + 4 * 50, 4, 4),
+    ],
+)
+def test_slots_of_each_layout_are_what_counting_by_hand_gives(
+    tiny: Callable[[str], ModelUnderTest], name: str, slots: int, rows: int, calls: int
+) -> None:
+    subject: Subject = BUILT_IN.get(name) or VARIATIONS.get(name) or WITNESS
+    model = tiny("float32").model
+    with count_slots(model) as count, torch.no_grad():
+        subject.per_token_logps(model, GROUPS)
+    assert (count.slots, count.rows, count.forward_calls) == (slots, rows, calls)
+
+
+def test_a_case_knows_what_unpacked_rows_would_feed() -> None:
+    assert Case(name="c", why="", groups=GROUPS).pairwise_slots == UNPACKED
+
+
+def test_counting_ends_with_the_context_also_where_it_raised(tiny: Callable[[str], ModelUnderTest]) -> None:
+    model = tiny("float32").model
+    embedding = model.get_input_embeddings()
+    before = len(embedding._forward_hooks)
+    with pytest.raises(RuntimeError, match="boom"), count_slots(model) as count:
+        _embed_and_raise(embedding)
+    embedding(torch.tensor([[1, 2]]))
+    assert (count.slots, count.rows, count.forward_calls) == (3, 1, 1)
+    assert len(embedding._forward_hooks) == before
+
+
+def _embed_and_raise(embedding: nn.Module) -> None:
+    embedding(torch.tensor([[1, 2, 3]]))
+    raise RuntimeError("boom")
+
+
+def test_ids_given_by_keyword_count_too() -> None:
+    embedding = nn.Embedding(5, 2)
+    with count_slots(SimpleNamespace(get_input_embeddings=lambda: embedding)) as count:
+        embedding(input=torch.tensor([[1, 2], [3, 4]]))
+        embedding(torch.tensor([1, 2, 3]))
+        embedding(torch.zeros(0, 4, dtype=torch.int64))
+    assert (count.slots, count.rows, count.forward_calls) == (7, 3, 3)
+
+
+def test_a_model_whose_embedding_cannot_be_watched_is_refused() -> None:
+    model: Any = SimpleNamespace(get_input_embeddings=lambda: None)
+    with pytest.raises(ValueError, match=r"get_input_embeddings\(\) is not a module"), count_slots(model):
+        pass
