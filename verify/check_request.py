@@ -120,7 +120,7 @@ def _dtypes(options: CheckOptions) -> tuple[str, ...]:
             raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
     if options.dtypes:
         return options.dtypes
-    return ("float64", "float32") if options.model == _TINY else ("float32",)
+    return ("float32",)
 
 
 def _cases(options: CheckOptions, vocab_size: int) -> tuple[tuple[Case, ...], LoadedPairs | None]:
