@@ -10,6 +10,7 @@ from pathlib import Path
 from reports.record import DataRecord, Record
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.data.load import LoadedPairs, load_pairs
+from verify.environment import read_environment
 from verify.gate import GateRequest, Progress, run_gate
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.lora import LoraSpec
@@ -19,6 +20,7 @@ from verify.recording import RunFacts, record_run
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS
 from verify.subjects.selection import default_subjects, select_subject
+from verify.threads import torch_threads
 from verify.tolerance import load_policy
 
 _PAIRS_BY_DEFAULT = 4
@@ -42,6 +44,7 @@ class CheckOptions:
     dtypes: tuple[str, ...] = ()
     variations: tuple[str, ...] = ()
     device: str = "cpu"
+    threads: int | None = None
     seed: int = 0
     beta: float = 0.1
     label_smoothing: float = 0.0
@@ -88,11 +91,15 @@ def run_check(
         variations=options.variations or tuple(VARIATIONS),
         seed=options.seed,
     )
-    outcome = run_gate(request, progress)
+    threads = options.threads or (1 if options.model == _TINY else None)
+    with torch_threads(threads):
+        outcome = run_gate(request, progress)
+        environment = read_environment(model.device)
     seeds = {"weights": options.seed, "adapters": options.seed + 1, "passes": options.seed}
     seeds["sample" if loaded else "cases"] = options.seed
     facts = RunFacts(
         command=command,
+        environment=environment,
         import_s=import_s,
         total_s=time.perf_counter() - started,
         seeds=seeds,

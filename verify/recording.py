@@ -16,6 +16,7 @@ from torch import nn
 from reports.record import (
     CaseRecord,
     DataRecord,
+    Environment,
     GroupRecord,
     JudgementRecord,
     ModelRecord,
@@ -28,7 +29,7 @@ from reports.record import (
     TimingRecord,
 )
 from verify.cases import Case
-from verify.environment import peak_host_bytes, read_environment, tool_version
+from verify.environment import peak_host_bytes, tool_version
 from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
@@ -45,6 +46,7 @@ class RunFacts:
 
     Args:
         command: The command line.
+        environment: Versions and hardware, with the number of threads of the passes.
         import_s: Wall time until the imports were done.
         total_s: Wall time of the whole run.
         seeds: Every seed by what it drives.
@@ -53,6 +55,7 @@ class RunFacts:
     """
 
     command: Sequence[str]
+    environment: Environment
     import_s: float
     total_s: float
     seeds: dict[str, int]
@@ -81,7 +84,7 @@ def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> R
         reasons=_run_reasons(summaries),
         counts=dict(Counter(result.verdict.value for result in outcome.results)),
         num_compared=sum(result.num_compared for result in outcome.results),
-        environment=read_environment(request.model.device),
+        environment=facts.environment,
         model=_model_record(request.model, outcome.model),
         objective=asdict(request.objective),
         seeds=facts.seeds,
