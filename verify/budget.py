@@ -137,10 +137,10 @@ def coefficient_noise(
     )
     own = noise.by_case[case, kind, "margins", ""].max
     largest = 0.0
-    for group, margin in zip(groups, expected.margins.tolist(), strict=True):
+    sigmas = (torch.sigmoid(expected.margins).tolist(), torch.sigmoid(-expected.margins).tolist())
+    for group, up, down in zip(groups, *sigmas, strict=True):
         num_tokens = sum(len(ids) for ids in group.completions)
         spread = policy.small_sample.coefficient_sigmas * objective.beta * math.sqrt(num_tokens * variance)
-        up, down = 1 / (1 + math.exp(-margin)), 1 / (1 + math.exp(margin))
         coefficient = abs((1 - objective.label_smoothing) * down - objective.label_smoothing * up)
         largest = max(largest, max(own, spread) * up * down / coefficient if coefficient > 0 else math.inf)
     return largest
