@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reports.record import DataRecord, Record
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
-from verify.data.load import LoadedPairs, load_pairs
 from verify.environment import read_environment
 from verify.gate import GateRequest, Progress, run_gate
 from verify.models.configs import NAMED_CONFIGS
@@ -22,6 +22,9 @@ from verify.subjects.pairwise import VARIATIONS
 from verify.subjects.selection import default_subjects, select_subject
 from verify.threads import torch_threads
 from verify.tolerance import load_policy
+
+if TYPE_CHECKING:
+    from verify.data.load import LoadedPairs
 
 _PAIRS_BY_DEFAULT = 4
 _VIOLATIONS_KEPT = 50
@@ -135,6 +138,8 @@ def _cases(options: CheckOptions, vocab_size: int) -> tuple[tuple[Case, ...], Lo
     if options.data is not None:
         if options.tokenizer is None:
             raise ValueError("--data needs --tokenizer DIR: pairs are tokenised through its chat template")
+        from verify.data.load import load_pairs  # imports tokenizers, which other runs do without
+
         loaded = load_pairs(
             options.data,
             options.tokenizer,

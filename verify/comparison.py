@@ -93,27 +93,17 @@ def compare_observations(
         StructureError: A part is on one side only, shapes differ, nothing to compare, or the expected value itself
             is not finite.
     """
-    token_places = [
-        (g, i, t, len(group.positives))
-        for g, group in enumerate(groups)
-        for i, ids in enumerate(group.completions)
-        for t in range(len(ids))
-    ]
-    completion_places = [(g, i, len(gr.positives)) for g, gr in enumerate(groups) for i in range(len(gr.completions))]
-    names = {
-        "token": [_token_place(*place) for place in token_places],
-        "completion": [f"group {g}, {_completion_name(i, m)}" for g, i, m in completion_places],
-        "pair": [f"group {g}" for g in range(len(groups))],
-    }
+    num_completions = sum(len(group.completions) for group in groups)
+    num_tokens = sum(len(ids) for group in groups for ids in group.completions)
+    token, completion = (num_tokens, _token_place(groups)), (num_completions, _completion_place(groups))
+    pair, whole = (len(groups), _pair_place), (1, _whole_place)
     comparisons = [
-        _compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, names["token"]),
-        _compare_vectors(
-            "ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, names["token"]
-        ),
-        _compare_vectors("rewards", [actual.rewards], [expected.rewards], names["completion"]),
-        _compare_vectors("margins", [actual.margins], [expected.margins], names["pair"]),
-        _compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], ["loss"]),
-    ]  # fmt: skip
+        _compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token),
+        _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token),
+        _compare_vectors("rewards", [actual.rewards], [expected.rewards], *completion),
+        _compare_vectors("margins", [actual.margins], [expected.margins], *pair),
+        _compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], *whole),
+    ]
     return (*comparisons, *_compare_gradients(actual, expected))
 
 
@@ -139,7 +129,7 @@ def _compare_gradients(actual: Observation, expected: Observation) -> tuple[Comp
 
 
 def _compare_vectors(
-    quantity: Quantity, actual: Sequence[Tensor], expected: Sequence[Tensor], names: Sequence[str]
+    quantity: Quantity, actual: Sequence[Tensor], expected: Sequence[Tensor], num_values: int, place: _PlaceName
 ) -> Comparison:
     actual_shapes, expected_shapes = [tuple(t.shape) for t in actual], [tuple(t.shape) for t in expected]
     if actual_shapes != expected_shapes:
@@ -147,8 +137,8 @@ def _compare_vectors(
     if not expected_shapes:
         raise StructureError(f"{quantity}: empty, nothing would be compared")
     a, e = torch.cat(list(actual)), torch.cat(list(expected))
-    if len(names) != a.numel():
-        raise StructureError(f"{quantity}: {a.numel()} values for {len(names)} places")
+    if num_values != a.numel():
+        raise StructureError(f"{quantity}: {a.numel()} values for {num_values} places")
     difference = _checked_difference(quantity, a, e)
     return Comparison(
         quantity=quantity,
@@ -160,8 +150,8 @@ def _compare_vectors(
         cosine=math.nan,
         norm_ratio=math.nan,
         peak=1.0,
-        worst=_worst_places(difference, a, e, lambda i: names[i]),
-        non_finite=_first_non_finite(a, e, lambda i: names[i]),
+        worst=_worst_places(difference, a, e, place),
+        non_finite=_first_non_finite(a, e, place),
     )
 
 
@@ -262,7 +252,38 @@ def _completion_name(index: int, num_positives: int) -> str:
     return f"positive {index}" if index < num_positives else f"negative {index - num_positives}"
 
 
-def _token_place(group: int, completion: int, token: int, num_positives: int) -> str:
-    predictor = "the last prompt token" if token == 0 else f"its token {token - 1}"
-    name = _completion_name(completion, num_positives)
-    return f"group {group}, {name}, token {token}, predicted from {predictor}"
+def _token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
+    """Names the n-th completion token of a case; names are made only for the few places that are shown."""
+
+    def name(index: int) -> str:
+        rest = index
+        for g, group in enumerate(groups):
+            for i, ids in enumerate(group.completions):
+                if rest < len(ids):
+                    predictor = "the last prompt token" if rest == 0 else f"its token {rest - 1}"
+                    completion = _completion_name(i, len(group.positives))
+                    return f"group {g}, {completion}, token {rest}, predicted from {predictor}"
+                rest -= len(ids)
+        raise IndexError(f"completion token {index} of a case that has {index - rest}")
+
+    return name
+
+
+def _completion_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
+    def name(index: int) -> str:
+        rest = index
+        for g, group in enumerate(groups):
+            if rest < len(group.completions):
+                return f"group {g}, {_completion_name(rest, len(group.positives))}"
+            rest -= len(group.completions)
+        raise IndexError(f"completion {index} of a case that has {index - rest}")
+
+    return name
+
+
+def _pair_place(index: int) -> str:
+    return f"group {index}"
+
+
+def _whole_place(_index: int) -> str:
+    return "loss"
