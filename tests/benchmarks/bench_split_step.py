@@ -5,7 +5,7 @@ unpacked (both sequences as one batch, SDPA's causal kernel). Both compute logit
 so that a slow spell of the machine meets both; the ratio is printed beside the FLOP bound for wall time and, because
 other work on the machine disturbs it less, for CPU time.
 
-    OMP_NUM_THREADS=2 pytest tests/benchmarks/bench_split_step.py -o norecursedirs=
+    tox -e bench -- tests/benchmarks/bench_split_step.py
 """
 
 from __future__ import annotations
