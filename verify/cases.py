@@ -61,7 +61,10 @@ def tiny_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
         return tuple(rng.randrange(vocab_size) for _ in range(count))
 
     def pair(prompt: int, chosen: int, rejected: int) -> PreferenceGroup:
-        return PreferenceGroup(tokens(prompt), (tokens(chosen),), (tokens(rejected),))
+        prompt_ids, chosen_ids, rejected_ids = tokens(prompt), tokens(chosen), tokens(rejected)
+        while rejected_ids == chosen_ids:  # equal responses have a margin of zero, which proves nothing
+            rejected_ids = tokens(rejected)
+        return PreferenceGroup(prompt_ids, (chosen_ids,), (rejected_ids,))
 
     lengths: Sequence[tuple[str, str, Sequence[tuple[int, int, int]]]] = (
         ("balanced", "an ordinary pair", [(24, 16, 14)]),
