@@ -1,0 +1,132 @@
+"""The embedded cases: what the faults of the field need to show is there, and the same in every run of a seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
+from verify.groups import PreferenceGroup
+
+VOCABULARY = 257
+CASES = tiny_cases(VOCABULARY, 0)
+PAIRS = [(case.name, g.prompt_ids, g.positives[0], g.negatives[0]) for case in CASES for g in case.groups]
+
+
+def test_names_are_distinct_and_stable() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names) >= 12
+    assert names == [case.name for case in tiny_cases(VOCABULARY, 9)]
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
+
+
+def test_every_case_says_what_it_can_show_that_others_cannot() -> None:
+    reasons = [case.why for case in CASES]
+    assert all(len(reason) > 10 for reason in reasons)
+    assert len(set(reasons)) == len(reasons)
+
+
+CONDITIONS: dict[str, Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], bool]] = {
+    "a prompt of one token": lambda p, c, r: len(p) == 1,
+    "a chosen response of one token": lambda p, c, r: len(c) == 1 < len(r),
+    "a rejected response of one token": lambda p, c, r: len(r) == 1 < len(c),
+    "both responses of one token": lambda p, c, r: len(c) == len(r) == 1,
+    "equal lengths": lambda p, c, r: len(c) == len(r) > 1 and c != r,
+    "very unequal lengths": lambda p, c, r: max(len(c), len(r)) >= 20 * min(len(c), len(r)),
+    "chosen much shorter": lambda p, c, r: 10 * len(c) < len(r),
+    "responses that begin alike": lambda p, c, r: c[:5] == r[:5] and c[-1] != r[-1],
+    "one response inside the other": lambda p, c, r: len(c) != len(r) and r[: len(c)] == c,
+    "a response that repeats the prompt": lambda p, c, r: c == p[: len(c)] and len(c) > 5,
+    "a prompt beyond 256 tokens": lambda p, c, r: len(p) > 256,
+    "a response longer than the prompt": lambda p, c, r: min(len(c), len(r)) > 4 * len(p),
+    "127 tokens": lambda p, c, r: {len(p), len(c), len(r)} == {127},
+    "128 tokens": lambda p, c, r: {len(p), len(c), len(r)} == {128},
+    "129 tokens": lambda p, c, r: {len(p), len(c), len(r)} == {129},
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_the_condition_is_met_by_some_case(condition: str) -> None:
+    assert [name for name, *pair in PAIRS if CONDITIONS[condition](*pair)]
+
+
+def test_several_groups_come_in_one_case_evenly_and_unevenly() -> None:
+    counts = {len(case.groups) for case in CASES}
+    assert 2 in counts
+    assert max(counts) >= 4
+    (many,) = [case for case in CASES if len(case.groups) == max(counts)]
+    assert len({len(group.prompt_ids) for group in many.groups}) == len(many.groups)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 1000))
+def test_the_seed_decides_every_token_and_nothing_else_does(seed: int, vocab_size: int) -> None:
+    first, second = tiny_cases(vocab_size, seed), tiny_cases(vocab_size, seed)
+    assert first == second
+    ids = {t for case in first for g in case.groups for part in (g.prompt_ids, *g.completions) for t in part}
+    assert max(ids) < vocab_size
+    assert synthetic_cases(vocab_size, seed) == synthetic_cases(vocab_size, seed)
+
+
+def test_another_seed_gives_other_tokens_of_the_same_shape() -> None:
+    def shape(case: Case) -> list[list[int]]:
+        return [[len(ids) for ids in (group.prompt_ids, *group.completions)] for group in case.groups]
+
+    for one, other in zip(CASES, tiny_cases(VOCABULARY, 1), strict=True):
+        assert one.groups != other.groups
+        assert shape(one) == shape(other)
+
+
+def test_no_seed_makes_the_two_responses_of_a_pair_equal() -> None:
+    """Equal responses have a margin of zero: the case would prove nothing, and the run with it."""
+    equal = [
+        (seed, case.name)
+        for seed in range(600)
+        for case in tiny_cases(VOCABULARY, seed)
+        for group in case.groups
+        if group.positives == group.negatives
+    ]
+    assert equal == []
+
+
+def test_every_group_is_a_pair() -> None:
+    assert {(len(g.positives), len(g.negatives)) for c in (*CASES, *synthetic_cases(99, 0)) for g in c.groups} == {
+        (1, 1)
+    }
+
+
+def test_counts_of_a_case_by_hand() -> None:
+    case = Case(
+        name="c",
+        why="",
+        groups=(PreferenceGroup((1, 2, 3), ((4, 5),), ((6,),)), PreferenceGroup((7,), ((8,),), ((9, 10, 11),))),
+    )
+    assert case.num_completion_tokens == 2 + 1 + 1 + 3
+    assert case.pairwise_slots == (3 + 2) + (3 + 1) + (1 + 1) + (1 + 3)
+
+
+def test_a_case_without_groups_is_refused() -> None:
+    with pytest.raises(ValueError, match="case empty: no groups, nothing would be compared"):
+        Case(name="empty", why="", groups=())
+
+
+def test_a_case_for_models_of_real_size_is_small_and_holds_two_pairs() -> None:
+    (case,) = synthetic_cases(151_936, 0)
+    assert len(case.groups) == 2
+    assert 200 < case.pairwise_slots < 800
+    assert max(t for group in case.groups for t in group.prompt_ids) > 10_000
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_real_pairs_share_rows_the_shortest_with_the_longest(count: int) -> None:
+    groups = [PreferenceGroup((1,) * (n + 1), ((2,),), ((3,),), source=f"pairs.jsonl:{n}") for n in range(count)]
+    cases = real_cases(groups)
+    assert sorted(g.source for case in cases for g in case.groups) == [g.source for g in groups]
+    assert [len(case.groups) for case in cases] == [2] * (count // 2) + [1] * (count % 2)
+    if count > 1:
+        assert [g.source for g in cases[0].groups] == ["pairs.jsonl:0", f"pairs.jsonl:{count - 1}"]
+        assert "pairs.jsonl:0 and pairs.jsonl:" in cases[0].why
+    assert len({case.name for case in cases}) == len(cases)
