@@ -53,6 +53,7 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
             )
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{folder}/config.json: no causal LM can be built from it: {error}") from error
+    model.tie_weights()  # part of the initialisation that was left out
     _fill(model, _read_tensors(folder), folder, depth)
     return freeze(model), published
 

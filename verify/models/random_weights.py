@@ -51,6 +51,7 @@ def build_random(config: NamedConfig, *, num_layers: int, dtype: torch.dtype, se
     """
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(hf_config(config, num_layers), dtype=dtype, attn_implementation="sdpa")
+    model.tie_weights()  # part of the initialisation that was left out
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
