@@ -1,0 +1,122 @@
+"""Subjects by name: ours from a literal table, anyone's from a module or a file."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from verify.subject import layout_of
+from verify.subjects.packed import PACKED_SUBJECTS
+from verify.subjects.pairwise import VARIATIONS
+from verify.subjects.selection import BUILT_IN, SelectionError, default_subjects, select_subject
+
+GOOD = """
+class Mine:
+    name = "mine"
+    def per_token_logps(self, model, groups):
+        return []
+
+made = Mine()
+"""
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def to_file(source: str) -> Path:
+        path = tmp_path / "mine.py"
+        path.write_text(source, encoding="utf-8")
+        return path
+
+    return to_file
+
+
+def test_every_built_in_subject_is_found_by_its_own_name() -> None:
+    assert len(BUILT_IN) == len(PACKED_SUBJECTS) + len(VARIATIONS)
+    for name, subject in BUILT_IN.items():
+        assert subject.name == name
+        assert select_subject(name) is subject
+        assert layout_of(subject) == ("unpacked" if name.startswith("pairwise-") else "packed")
+
+
+def test_the_packed_subjects_run_by_default_and_can_be_chosen_by_backend() -> None:
+    assert default_subjects() == PACKED_SUBJECTS
+    chosen = default_subjects(["split"])
+    assert {subject.backend for subject in chosen} == {"split"}  # type: ignore[attr-defined]
+    assert len(chosen) >= 2
+    with pytest.raises(SelectionError, match="unknown backend 'splt': give dense-eager, dense-sdpa, flex, split"):
+        default_subjects(["split", "splt"])
+
+
+def test_a_file_may_hold_a_class_or_an_instance(write: Write) -> None:
+    path = write(GOOD)
+    assert select_subject(f"{path}:Mine").name == "mine"
+    assert select_subject(f"{path}:made").name == "mine"
+
+
+def test_a_relative_path_and_a_module_name_work_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(GOOD)
+    monkeypatch.chdir(path.parent)
+    assert select_subject("mine.py:Mine").name == "mine"
+    monkeypatch.syspath_prepend(str(path.parent))
+    try:
+        assert select_subject("mine:Mine").name == "mine"
+    finally:
+        sys.modules.pop("mine", None)
+
+
+def test_a_file_does_not_take_the_name_of_another_module(write: Write) -> None:
+    before = set(sys.modules)
+    select_subject(f"{write(GOOD)}:Mine")
+    assert set(sys.modules) == before
+
+
+def test_an_unknown_name_lists_the_valid_ones_and_the_nearest() -> None:
+    with pytest.raises(SelectionError, match=r"unknown subject 'dense-sdp' \(did you mean dense-sdpa\?\)") as caught:
+        select_subject("dense-sdp")
+    for name in (*BUILT_IN, "package.module:Class", "file.py:Class"):
+        assert name in str(caught.value)
+
+
+SPOILT: dict[str, tuple[str, str, str]] = {
+    "syntax": ("x = 1\nclass Mine(:\n", "Mine", r"mine\.py, line 2, does not import: SyntaxError"),
+    "raises": ("import os\nraise KeyError('RANK')", "Mine", r"mine\.py, line 2, does not import: KeyError: 'RANK'"),
+    "missing module": ("import no_such_module_", "Mine", r"mine\.py, line 1, does not import: ModuleNotFoundError"),
+    "exits": ("import sys\n\nsys.exit(0)", "Mine", r"mine\.py, line 3, does not import: SystemExit: 0"),
+    "no such class": (GOOD, "Yours", r"has no 'Yours'; it defines Mine"),
+    "nothing": ("", "Mine", r"has no 'Mine'$"),
+    "arguments": ("class Mine:\n    def __init__(self, x): pass", "Mine", r":Mine cannot be made without arguments"),
+    "no name": ("class Mine:\n    def per_token_logps(self, m, g): ...", "Mine", r":Mine has no name: give it a non-"),
+    "empty name": (GOOD.replace('"mine"', '""'), "Mine", r":Mine has no name"),
+    "a number for a name": (GOOD.replace('"mine"', "3"), "Mine", r":Mine has no name"),
+    "no method": ("class Mine:\n    name = 'mine'", "Mine", r":Mine has no method per_token_logps\(model, groups\)"),
+    "a module, not a subject": ("import math as Mine", "Mine", r":Mine has no name|has no method"),
+    "layout": (GOOD.replace('name = "mine"', 'name = "mine"; layout = "padded"'), "Mine", r"layout is 'padded'"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_is_no_subject_is_refused_with_what_is_wrong(write: Write, name: str) -> None:
+    source, attribute, message = SPOILT[name]
+    with pytest.raises(SelectionError, match=message) as caught:
+        select_subject(f"{write(source)}:{attribute}")
+    assert "mine" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.py:Mine", "subject file absent.py: there is no such file"),
+        ("no_such_package_.module:Mine", "subject no_such_package_.module does not import: ModuleNotFoundError"),
+        ("json:", "subject json has no ''"),
+        (":Mine", "subject  does not import: ValueError"),
+    ],
+)
+def test_what_is_not_there_is_said_to_be_absent(name: str, message: str) -> None:
+    with pytest.raises(SelectionError, match=f"^{re.escape(message)}"):
+        select_subject(name)
