@@ -77,7 +77,7 @@ def run_check(
         num_layers=options.layers,
         device=options.device,
         seed=options.seed,
-        lora=LoraSpec(strength=0.3 if options.model == _TINY else 0.1),
+        lora=LoraSpec(strength=0.3 if options.model.lower() == _TINY else 0.1),
     )
     subjects = _subjects(options)
     policy = load_policy(options.policy)
@@ -94,7 +94,7 @@ def run_check(
         variations=options.variations or tuple(VARIATIONS),
         seed=options.seed,
     )
-    threads = options.threads or (1 if options.model == _TINY else None)
+    threads = options.threads or (1 if options.model.lower() == _TINY else None)
     with torch_threads(threads):
         outcome = run_gate(request, progress)
         environment = read_environment(model.device)
@@ -118,7 +118,7 @@ def _subjects(options: CheckOptions) -> tuple[Subject, ...]:
     if options.subjects:
         return tuple(select_subject(name) for name in options.subjects)
     subjects = default_subjects(options.backends)
-    if options.model == _TINY or options.backends:
+    if options.model.lower() == _TINY or options.backends:
         return subjects
     # At full size each subject costs minutes: one dense and one sparse-by-construction path stand for the rest.
     return tuple(s for s in subjects if s.name in ("dense-sdpa", "split"))
@@ -155,7 +155,7 @@ def _cases(options: CheckOptions, vocab_size: int) -> tuple[tuple[Case, ...], Lo
         ):  # fmt: skip
             if value is not None:
                 raise ValueError(f"{name} goes with --data FILE, which was not given")
-        cases = (tiny_cases if options.model == _TINY else synthetic_cases)(vocab_size, options.seed)
+        cases = (tiny_cases if options.model.lower() == _TINY else synthetic_cases)(vocab_size, options.seed)
     if not options.cases:
         return cases, loaded
     names = [case.name for case in cases]

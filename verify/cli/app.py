@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 app.command()(check)
 
+_INTERRUPTED = 130
+"""Status into which typer turns an interrupt."""
+
 
 @app.callback()
 def _program() -> None:
@@ -36,9 +39,10 @@ def main() -> None:
     debug = "--debug" in sys.argv
     try:
         app()
-    except KeyboardInterrupt:
-        _say("interrupted: nothing was written")
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            _say("interrupted: nothing was written")
+        raise
     except ValueError as error:
         if debug:
             traceback.print_exc()
@@ -52,4 +56,5 @@ def main() -> None:
 
 
 def _say(message: str) -> None:
-    print(f"packparity: {message}", file=sys.stderr)  # noqa: T201
+    one_line = " ".join(line.strip() for line in message.splitlines() if line.strip())
+    print(f"packparity: {one_line}", file=sys.stderr)  # noqa: T201
