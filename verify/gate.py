@@ -243,7 +243,7 @@ def _run_case(
         noise=noise,
         subjects=subjects,
         vacuous=vacuous_expectation(expected),
-        implausible=implausible_witness(noise.to_oracle[WITNESS.name], request.policy.plausible.for_dtype(dtype)),
+        implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
     )
 
 
@@ -319,7 +319,7 @@ def _result(
     finite = not any(c.non_finite for c in subject.to_oracle)
     if run.implausible and subject.to_oracle and finite:
         # The budgets themselves are in doubt: neither PASS nor FAIL can rest on them.
-        verdict, reasons = Verdict.INCONCLUSIVE, [*run.implausible, *reasons]
+        verdict, reasons = Verdict.INCONCLUSIVE, [*adapters, *run.vacuous, *run.implausible, *reasons]
     elif (run.vacuous or adapters) and verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
         verdict, reasons = Verdict.INCONCLUSIVE, [*adapters, *run.vacuous, *reasons]
     return Result(

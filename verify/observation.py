@@ -107,9 +107,9 @@ def observe(
         SubjectError: The subject raised, or what it returned cannot be compared.
         WeightsChangedError: It changed the model's weights.
     """
-    support = gradient_support(subject, model)
     with restored_model(model, subject.name, seed=seed) as restored:
         try:
+            support = gradient_support(subject, model)
             passes = _run_passes(subject, model, groups, objective, apply_objective, support.supported)
         except SubjectError:
             raise

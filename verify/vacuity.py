@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,16 +52,26 @@ def vacuous_expectation(expected: Observation) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def implausible_witness(comparisons: Sequence[Comparison], bounds: PlausibleErrors) -> tuple[str, ...]:
+def implausible_witness(to_oracle: Mapping[str, Sequence[Comparison]], bounds: PlausibleErrors) -> tuple[str, ...]:
     """Reasons to doubt the two witnesses: they differ by more than the dtype explains.
 
+    Every form of the unpacked path is held to the bounds, since each of them widens the budgets.
+
     Args:
-        comparisons: The unpacked witness against the oracle.
+        to_oracle: Name of a form of the unpacked path to its comparison with the oracle.
         bounds: Largest plausible errors of the dtype.
 
     Returns:
-        One reason per quantity out of bounds.
+        One reason per quantity out of bounds, of the first form that has one.
     """
+    for form, comparisons in to_oracle.items():
+        reasons = _out_of_bounds(form, comparisons, bounds)
+        if reasons:
+            return reasons
+    return ()
+
+
+def _out_of_bounds(form: str, comparisons: Sequence[Comparison], bounds: PlausibleErrors) -> tuple[str, ...]:
     reasons = []
     limits = {
         "per_token_logps": bounds.per_token_logps_rms,
@@ -73,7 +83,7 @@ def implausible_witness(comparisons: Sequence[Comparison], bounds: PlausibleErro
         if limit is not None and not comparison.rms <= limit:
             where = f" of {comparison.part}" if comparison.part else ""
             reasons.append(
-                f"oracle and unpacked model disagree: RMS distance in {comparison.quantity}{where} is "
+                f"oracle and unpacked model ({form}) disagree: RMS distance in {comparison.quantity}{where} is "
                 f"{comparison.rms:.3g}, plausible up to {limit:.3g}"
             )
     if len(reasons) > 2:
