@@ -236,6 +236,16 @@ class _Spoils:
         return logps
 
 
+def test_a_question_about_support_is_guarded_too(
+    gate: Callable[..., GateOutcome], third_party: Callable[[str], Subject], short_case: Case
+) -> None:
+    subject: Any = third_party("ByHand")
+    subject.supports_gradients = lambda model: [p.data.mul_(2) for p in model.parameters()]
+    outcome = gate([subject, _Spoils(third_party("ByHand"), _train)], [short_case], variations=("eager",))
+    assert [result.verdict for result in outcome.results] == [Verdict.ERROR, Verdict.PASS]
+    assert "subject by-hand changed the model: " in outcome.results[0].reasons[0]
+
+
 @pytest.mark.parametrize("name", sorted(LEFT_CHANGED.keys() - {"an adapter frozen", "adapters off", "grad mode"}))
 def test_what_a_subject_leaves_behind_does_not_reach_the_next_one(
     gate: Callable[..., GateOutcome], third_party: Callable[[str], Subject], short_case: Case, name: str

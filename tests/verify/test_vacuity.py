@@ -77,7 +77,9 @@ def test_witnesses_that_disagree_prove_nothing_either_way(
     right, wrong, nan, raises, says_no = gate(subjects, [short_case], policy=doubtful(policy)).results
     for result in (right, wrong):
         assert result.verdict is Verdict.INCONCLUSIVE
-        assert result.reasons[0].startswith("oracle and unpacked model disagree: RMS distance in per_token_logps is ")
+        assert result.reasons[0].startswith(
+            "oracle and unpacked model (pairwise) disagree: RMS distance in per_token_logps is "
+        )
         assert "plausible up to 1e-12" in result.reasons[0]
     assert nan.verdict is Verdict.FAIL, "no budget is needed to see that NaN is wrong"
     assert raises.verdict is Verdict.ERROR
@@ -102,7 +104,18 @@ def test_an_oracle_with_another_weight_is_noticed(
     monkeypatch.setattr(gate_module, "observe_oracle", other_weight)
     (result,) = gate([third_party("ByHand")], [short_case]).results
     assert result.verdict is Verdict.INCONCLUSIVE
-    assert result.reasons[0].startswith("oracle and unpacked model disagree")
+    assert result.reasons[0].startswith("oracle and unpacked model (pairwise) disagree")
+
+
+def test_a_broken_form_of_the_unpacked_path_does_not_widen_the_budgets(
+    gate: Gate, third_party: Subjects, short_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if transformers had left padding wrong: its error would be the noise floor, and the same fault would pass."""
+    monkeypatch.setitem(gate_module.VARIATIONS, "padded-left", third_party("PositionsRunOn"))
+    subjects = [third_party(name) for name in ("ByHand", "ShiftedLogps")]
+    for result in gate(subjects, [short_case], variations=("eager", "padded-left")).results:
+        assert result.verdict is Verdict.INCONCLUSIVE
+        assert result.reasons[0].startswith("oracle and unpacked model (padded-left) disagree: ")
 
 
 def test_a_doubt_in_one_case_makes_the_whole_subject_inconclusive(
@@ -195,6 +208,13 @@ def test_the_witness_is_held_to_what_the_dtype_explains(
     distances: Sequence[tuple[Quantity, float, str]], reasons: Sequence[str], make_comparison: Callable[..., Comparison]
 ) -> None:
     comparisons = [make_comparison(quantity, rms, part=part) for quantity, rms, part in distances]
-    found = implausible_witness(comparisons, BOUNDS)
+    found = implausible_witness({"pairwise": comparisons}, BOUNDS)
     assert len(found) == len(reasons)
     assert all(reason in text for reason, text in zip(reasons, found, strict=True))
+
+
+def test_every_form_of_the_unpacked_path_is_held_to_the_bounds(make_comparison: Callable[..., Comparison]) -> None:
+    fine, off = make_comparison("per_token_logps", 1e-4), make_comparison("per_token_logps", 0.5)
+    assert implausible_witness({"pairwise": [fine], "eager": [fine]}, BOUNDS) == ()
+    (reason,) = implausible_witness({"pairwise": [fine], "eager": [off], "padded-left": [off]}, BOUNDS)
+    assert reason.startswith("oracle and unpacked model (eager) disagree: RMS distance in per_token_logps is 0.5")
