@@ -53,7 +53,7 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
             own = tuple(r for r in results if r.subject == subject.name and r.dtype == dtype)
             totals = _totals(own)
             doubts = [] if layout_of(subject) == "unpacked" else [d for t in totals if (d := _doubt(t))]
-            most = max(totals, key=lambda total: total.slots / total.pairwise_slots, default=_Total("", 0, 0))
+            most = max(totals, key=lambda total: total.slots / total.pairwise_slots, default=_Total("", 0, 0, 0))
             summaries.append(
                 Summary(
                     subject=subject.name,
@@ -72,6 +72,7 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
 class _Total:
     phase: str
     slots: int
+    slots_with_grad: int
     pairwise_slots: int
 
 
@@ -79,9 +80,12 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
     totals: dict[str, _Total] = {}
     for result in results:
         for phase in result.phases:
-            known = totals.get(phase.phase, _Total(phase.phase, 0, 0))
+            known = totals.get(phase.phase, _Total(phase.phase, 0, 0, 0))
             totals[phase.phase] = _Total(
-                phase.phase, known.slots + phase.count.slots, known.pairwise_slots + result.pairwise_slots
+                phase.phase,
+                known.slots + phase.count.slots,
+                known.slots_with_grad + phase.count.slots_with_grad,
+                known.pairwise_slots + result.pairwise_slots,
             )
     return list(totals.values())
 
@@ -89,9 +93,18 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
 def _doubt(total: _Total) -> str:
     if total.slots == 0:
         return f"no token passed the model's embedding in {total.phase}: that a packed path ran cannot be shown"
-    if total.slots >= total.pairwise_slots:
-        return (
-            f"says packed, but {total.phase} fed {total.slots} token slots where unpacked rows feed "
-            f"{total.pairwise_slots}: the packed path did not run"
-        )
+    # A padded policy pass may not hide behind a packed reference pass. Without a backward pass they look alike.
+    of_policy, of_reference = total.slots_with_grad, total.slots - total.slots_with_grad
+    passes = [(total.phase, total.slots, total.pairwise_slots)]
+    if of_policy:
+        passes += [
+            (f"the policy pass of {total.phase}", of_policy, total.pairwise_slots // 2),
+            (f"the reference pass of {total.phase}", of_reference, total.pairwise_slots // 2),
+        ]
+    for name, slots, unpacked in passes:
+        if slots >= unpacked:
+            return (
+                f"says packed, but {name} fed {slots} token slots where unpacked rows feed {unpacked}: "
+                "the packed path did not run"
+            )
     return ""

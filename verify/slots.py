@@ -7,16 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 
 @dataclass(slots=True)
 class SlotCount:
-    """Token slots, rows and calls that passed the embedding while it was being counted."""
+    """Token slots, rows and calls that passed the embedding while it was being counted.
+
+    ``slots_with_grad`` are those of ``slots`` that were fed with gradients enabled: the policy pass, not the reference.
+    """
 
     slots: int = 0
     rows: int = 0
     forward_calls: int = 0
+    slots_with_grad: int = 0
 
 
 @contextmanager
@@ -44,6 +49,7 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         count.slots += input_ids.numel()
         count.rows += input_ids.numel() // input_ids.shape[-1] if input_ids.numel() else 0
         count.forward_calls += 1
+        count.slots_with_grad += input_ids.numel() if torch.is_grad_enabled() else 0
 
     handle = embedding.register_forward_hook(add, with_kwargs=True)
     try:
