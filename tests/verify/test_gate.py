@@ -48,6 +48,7 @@ WRONG: dict[str, tuple[set[str], str]] = {
 RIGHT = ("ByHand", "ReverseOrder", "ChunkedOverTokens", "Checkpointed", "LeavesAttentionChanged", "OwnLoss")
 PROVES_NOTHING = {
     "PaddedButSaysPacked": "token slots where unpacked rows feed 246: the packed path did not run",
+    "PadsThePolicyOnly": "the policy pass of log-probs fed 126 token slots where unpacked rows feed 123",
     "BypassesTheEmbedding": "no token passed the model's embedding",
 }
 BROKEN = {

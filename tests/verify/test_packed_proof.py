@@ -71,6 +71,23 @@ def test_each_phase_must_save_slots() -> None:
     assert found.slots == 22, "the phase that saved least is shown"
 
 
+@pytest.mark.parametrize(
+    ("with_grad", "without", "message"),
+    [
+        (6, 6, ""),
+        (6, 0, ""),  # the reference was computed beforehand
+        (10, 6, "the policy pass of log-probs fed 10 token slots where unpacked rows feed 10"),
+        (12, 2, "the policy pass of log-probs fed 12 token slots where unpacked rows feed 10"),
+        (6, 10, "the reference pass of log-probs fed 10 token slots where unpacked rows feed 10"),
+    ],
+)
+def test_a_padded_pass_does_not_hide_behind_a_packed_one(with_grad: int, without: int, message: str) -> None:
+    count = SlotCount(with_grad + without, 2, 2, slots_with_grad=with_grad)
+    found = summary(result(None, phases=(PhaseSlots("log-probs", count),)))
+    assert found.verdict is (Verdict.INCONCLUSIVE if message else Verdict.PASS)
+    assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
+
+
 def test_who_says_unpacked_need_not_save_anything() -> None:
     assert summary(result(20), layout="unpacked").verdict is Verdict.PASS
 

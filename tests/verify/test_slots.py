@@ -70,6 +70,15 @@ def _embed_and_raise(embedding: nn.Module) -> None:
     raise RuntimeError("boom")
 
 
+def test_slots_fed_with_gradients_enabled_are_told_apart() -> None:
+    embedding = nn.Embedding(5, 2)
+    with count_slots(SimpleNamespace(get_input_embeddings=lambda: embedding)) as count:
+        embedding(torch.tensor([[1, 2, 3]]))
+        with torch.no_grad():
+            embedding(torch.tensor([[1, 2]]))
+    assert (count.slots, count.slots_with_grad) == (5, 3)
+
+
 def test_ids_given_by_keyword_count_too() -> None:
     embedding = nn.Embedding(5, 2)
     with count_slots(SimpleNamespace(get_input_embeddings=lambda: embedding)) as count:

@@ -318,6 +318,16 @@ class PaddedButSaysPacked(ByHand):
         ]
 
 
+class PadsThePolicyOnly(PaddedButSaysPacked):
+    """Packs where no gradient is needed."""
+
+    name = "pads-the-policy-only"
+
+    def group_logps(self, model, group):
+        kind = PaddedButSaysPacked if torch.is_grad_enabled() else ByHand
+        return kind.group_logps(self, model, group)
+
+
 class BypassesTheEmbedding(ByHand):
     """Feeds embeddings that it looked up itself, so that no token can be counted."""
 
