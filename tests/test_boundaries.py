@@ -59,8 +59,8 @@ def imports(source: str) -> Iterator[Import]:
             yield Import(RELATIVE if node.level else (node.module or "").partition(".")[0], node.lineno)
         elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
             name = node.args[0] if node.args else None
-            known = isinstance(name, ast.Constant) and isinstance(name.value, str)
-            yield Import(name.value.partition(".")[0] if known else COMPUTED, node.lineno)
+            known = name.value if isinstance(name, ast.Constant) else None
+            yield Import(known.partition(".")[0] if isinstance(known, str) else COMPUTED, node.lineno)
 
 
 def _called(call: ast.Call) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from verify.budget import Budget, coefficient_noise, direct_budget, loss_budget, margin_budgets, reward_budgets
+from verify.comparison import Quantity
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, Noise, NoiseFloor
 from verify.objective import DpoSigmoid
@@ -36,7 +37,7 @@ def policy_with(*, oracle: float = 2.0, differential: float = 3.0, epsilons: flo
 
 
 def floor(kind: BudgetKind, *, own_max: float, own_rms: float, pooled: float) -> NoiseFloor:
-    quantities = ("per_token_logps", "ref_per_token_logps", "margins", "gradients")
+    quantities: tuple[Quantity, ...] = ("per_token_logps", "ref_per_token_logps", "margins", "gradients")
     return NoiseFloor(
         {("c", kind, q, ""): Noise(own_max, own_rms, "eager") for q in quantities},
         {(kind, q, ""): pooled for q in quantities},
@@ -74,7 +75,7 @@ def test_a_case_right_by_luck_is_given_the_noise_of_all_cases_widened_for_its_fe
 
 def test_a_budget_says_what_it_is_made_of() -> None:
     found = budget(floor("oracle", own_max=50e-6, own_rms=9e-6, pooled=2e-6))["max"]
-    assert (found.factor, found.noise, found.floor) == (2.0, 50e-6, pytest.approx(10 * EPS32))
+    assert (found.factor, found.noise, found.floor) == (2.0, 50e-6, 10 * EPS32)
     assert found.value == pytest.approx(found.factor * found.noise + found.floor)
 
 
@@ -256,7 +257,7 @@ def test_no_errors_within_the_log_prob_budget_leave_the_budgets_that_follow_from
         raw = raw.double()
         norm = float(raw.square().mean().sqrt())
         share = data.draw(st.floats(0.0, 1.0))
-        return list((raw * (share * size / norm) if norm > 1e-12 else raw * 0).split(counts))
+        return list(torch.split(raw * (share * size / norm) if norm > 1e-12 else raw * 0, counts))
 
     policy_errors, ref_errors = errors(rms), errors(ref_rms)
     margins = torch.tensor(data.draw(st.lists(st.floats(-4, 4), min_size=len(groups), max_size=len(groups)))).double()

@@ -112,8 +112,7 @@ def test_an_empty_gradient_tensor_is_refused(observation: Observation) -> None:
 
 
 def test_no_expected_gradients_at_all_are_refused(observation: Observation) -> None:
-    for gradients in ({}, None):
-        expected = replace(observation, gradients=gradients)
+    for expected in (replace(observation, gradients={}), replace(observation, gradients=None)):
         with pytest.raises(StructureError, match="expected gradients are missing or empty"):
             compare_observations(observation, expected, GROUPS)
     empty = replace(observation, gradients={})
@@ -153,7 +152,7 @@ def test_both_sides_short_of_the_case_are_refused(observation: Observation) -> N
 def test_tokens_moved_from_one_completion_to_another_are_refused(observation: Observation) -> None:
     """As many values in all, in other completions."""
     values = torch.cat(observation.per_token_logps)
-    moved = replace(observation, per_token_logps=tuple(values.split([2, 3, 1, 4])))
+    moved = replace(observation, per_token_logps=tuple(torch.split(values, [2, 3, 1, 4])))
     with pytest.raises(StructureError, match="per_token_logps: shapes"):
         compare_observations(moved, observation, GROUPS)
 
@@ -203,7 +202,7 @@ def test_gradients_may_be_absent_only_with_a_reason(observation: Observation) ->
 
 def test_gradients_are_paired_by_name_and_not_by_order(observation: Observation) -> None:
     assert observation.gradients is not None
-    turned = replace(observation, gradients=dict(reversed(observation.gradients.items())))
+    turned = replace(observation, gradients=dict(reversed(list(observation.gradients.items()))))
     assert all(c.max == 0 for c in compare_observations(turned, observation, GROUPS))
 
 

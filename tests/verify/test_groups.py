@@ -29,8 +29,9 @@ def test_completions_come_positives_first() -> None:
     ],
 )
 def test_a_group_that_could_not_be_fed_is_refused(parts: Any, message: str) -> None:
+    prompt_ids, positives, negatives = (*parts, ())[:3]
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        PreferenceGroup(*parts, source="f:1")
+        PreferenceGroup(prompt_ids, positives, negatives, source="f:1")
 
 
 def test_the_place_in_a_file_is_no_part_of_the_data() -> None:

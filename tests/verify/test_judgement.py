@@ -213,7 +213,7 @@ def test_the_worst_tensor_is_the_one_furthest_beyond_its_own_budget(judged: Judg
     """A noisy tensor may differ more in absolute terms and yet be within what it is allowed."""
     quiet = noise_floor("oracle", 1e-6)
     by_case = {**quiet.by_case, ("c", "oracle", "gradients", "b.lora_A"): Noise(1.0, 1.0, "eager")}
-    noise = NoiseFloor(by_case, quiet.pooled_rms)  # type: ignore[arg-type]
+    noise = NoiseFloor(by_case, quiet.pooled_rms)
     judgement = judged(with_gradient(expected, a=1.001, b=1.5), noise)["gradients", "rms"]
     assert judgement.worst[0].where.startswith("a.lora_A[")
     assert judgement.reason.endswith("(1 of 3 LoRA tensors)")
@@ -233,7 +233,7 @@ def test_one_tensor_without_a_budget_is_not_outvoted_by_passes_and_not_stronger_
 ) -> None:
     quiet = noise_floor("oracle", 1e-6)
     by_case = {**quiet.by_case, ("c", "oracle", "gradients", "b.lora_A"): Noise(math.inf, math.inf, "eager")}
-    noise = NoiseFloor(by_case, quiet.pooled_rms)  # type: ignore[arg-type]
+    noise = NoiseFloor(by_case, quiet.pooled_rms)
     assert judged(expected, noise)["gradients", "rms"].verdict is Verdict.INCONCLUSIVE
     assert judged(with_gradient(expected, a=2.0), noise)["gradients", "rms"].verdict is Verdict.FAIL
 

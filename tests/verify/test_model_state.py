@@ -108,7 +108,8 @@ def test_both_ways_to_hash_see_values_change_place(dtype: torch.dtype) -> None:
     """On the CPU over bytes, elsewhere over elements; neither may depend on memory layout."""
     values = torch.tensor([[3, -1, 0, 7], [2, 5, -4, 0]]).to(dtype)
     turned = values.flip(1)
-    for digest in (lambda t: _hash_of(t), lambda t: mixed_sum(t.contiguous().reshape(-1))):
+    digests: tuple[Callable[[torch.Tensor], int], ...] = (_hash_of, lambda t: mixed_sum(t.contiguous().reshape(-1)))
+    for digest in digests:
         assert digest(values) == digest(values.clone()) == digest(values.T.contiguous().T)
         assert digest(values) != digest(turned)
         if dtype.is_floating_point:

@@ -122,4 +122,4 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_a_policy_cannot_be_changed_once_loaded() -> None:
     policy = load_policy(None)
     with pytest.raises(ValidationError, match="frozen"):
-        policy.oracle.factor = 100.0  # type: ignore[misc]
+        policy.oracle.factor = 100.0

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from verify import gate as gate_module
 from verify.cases import Case
 from verify.comparison import Comparison, Quantity
 from verify.gate import GateOutcome, Result
@@ -21,6 +20,8 @@ from verify.models.request import ModelUnderTest
 from verify.observation import Observation
 from verify.packed_proof import summarise
 from verify.subject import Subject
+from verify.subjects.oracle import observe_oracle
+from verify.subjects.pairwise import VARIATIONS
 from verify.tolerance import PlausibleErrors, Policy
 from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict
@@ -90,18 +91,17 @@ def test_an_oracle_with_another_weight_is_noticed(
     gate: Gate, third_party: Subjects, short_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the oracle's decoder were wrong: the subject, though right, is neither passed nor failed."""
-    original = gate_module.observe_oracle
 
     def other_weight(model: Any, *arguments: Any) -> Observation:
         (weight,) = [p for n, p in model.named_parameters() if n.endswith("layers.0.mlp.down_proj.base_layer.weight")]
         before = weight.detach().clone()
         weight.data[0, 0] += 0.5
         try:
-            return original(model, *arguments)
+            return observe_oracle(model, *arguments)
         finally:
             weight.data.copy_(before)
 
-    monkeypatch.setattr(gate_module, "observe_oracle", other_weight)
+    monkeypatch.setattr("verify.gate.observe_oracle", other_weight)
     (result,) = gate([third_party("ByHand")], [short_case]).results
     assert result.verdict is Verdict.INCONCLUSIVE
     assert result.reasons[0].startswith("oracle and unpacked model (pairwise) disagree")
@@ -111,7 +111,7 @@ def test_a_broken_form_of_the_unpacked_path_does_not_widen_the_budgets(
     gate: Gate, third_party: Subjects, short_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if transformers had left padding wrong: its error would be the noise floor, and the same fault would pass."""
-    monkeypatch.setitem(gate_module.VARIATIONS, "padded-left", third_party("PositionsRunOn"))
+    monkeypatch.setitem(VARIATIONS, "padded-left", third_party("PositionsRunOn"))
     subjects = [third_party(name) for name in ("ByHand", "ShiftedLogps")]
     for result in gate(subjects, [short_case], variations=("eager", "padded-left")).results:
         assert result.verdict is Verdict.INCONCLUSIVE
