@@ -113,6 +113,17 @@ def _content_cases(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
             why="token ids carry no information: only positions and the mask tell slots apart",
             groups=(PreferenceGroup(echo * 2, (echo + tokens(2),), (echo[:3] + tokens(4),)),),
         ),
+        _special_ids_inside(tokens),
+    )
+
+
+def _special_ids_inside(tokens: Callable[[int], TokenIds]) -> Case:
+    end = tokens(1)
+    chosen, rejected = tokens(3) + end + tokens(5) + end, tokens(4) + (0,) + tokens(6) + end
+    return Case(
+        name="special-ids-inside",
+        why="the end token occurs early, token 0 is a word: a mask or length rebuilt from ids is wrong",
+        groups=(PreferenceGroup(tokens(13), (chosen,), (rejected,)),),
     )
 
 
