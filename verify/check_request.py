@@ -53,6 +53,11 @@ class CheckOptions:
     label_smoothing: float = 0.0
     policy: Path | None = None
 
+    @property
+    def is_tiny(self) -> bool:
+        """Whether the embedded tiny model is asked for: everything is cheap there."""
+        return self.model.lower() == _TINY
+
 
 def run_check(
     options: CheckOptions, progress: Progress, *, command: Sequence[str], started: float, import_s: float
@@ -77,7 +82,7 @@ def run_check(
         num_layers=options.layers,
         device=options.device,
         seed=options.seed,
-        lora=LoraSpec(strength=0.3 if options.model.lower() == _TINY else 0.1),
+        lora=LoraSpec(strength=0.3 if options.is_tiny else 0.1),
     )
     subjects = _subjects(options)
     policy = load_policy(options.policy)
@@ -94,7 +99,7 @@ def run_check(
         variations=options.variations or _variations(options),
         seed=options.seed,
     )
-    threads = options.threads or (1 if options.model.lower() == _TINY else None)
+    threads = options.threads or (1 if options.is_tiny else None)
     with torch_threads(threads):
         outcome = run_gate(request, progress)
         environment = read_environment(model.device)
@@ -118,15 +123,15 @@ def _subjects(options: CheckOptions) -> tuple[Subject, ...]:
     if options.subjects:
         return tuple(select_subject(name) for name in options.subjects)
     subjects = default_subjects(options.backends)
-    if options.model.lower() == _TINY or options.backends:
+    if options.is_tiny or options.backends:
         return subjects
     # At full size each subject costs minutes: one dense and one sparse-by-construction path stand for the rest.
     return tuple(s for s in subjects if s.name in ("dense-sdpa", "split"))
 
 
 def _variations(options: CheckOptions) -> tuple[str, ...]:
-    # At full size each form of the unpacked path costs as much as a subject: the two that differ most stand for the rest.
-    return tuple(VARIATIONS) if options.model == _TINY else ("eager", "padded-left")
+    # At full size each form costs as much as a subject: the two that differ most stand for the rest.
+    return tuple(VARIATIONS) if options.is_tiny else ("eager", "padded-left")
 
 
 def _dtypes(options: CheckOptions) -> tuple[str, ...]:
@@ -160,7 +165,7 @@ def _cases(options: CheckOptions, vocab_size: int) -> tuple[tuple[Case, ...], Lo
         ):  # fmt: skip
             if value is not None:
                 raise ValueError(f"{name} goes with --data FILE, which was not given")
-        cases = (tiny_cases if options.model.lower() == _TINY else synthetic_cases)(vocab_size, options.seed)
+        cases = (tiny_cases if options.is_tiny else synthetic_cases)(vocab_size, options.seed)
     if not options.cases:
         return cases, loaded
     names = [case.name for case in cases]
@@ -190,7 +195,7 @@ def _notes(options: CheckOptions, published: int, subjects: Sequence[Subject]) -
     notes = []
     if options.layers is not None and options.layers < published:
         notes.append(f"the depth was cut: {options.layers} of {published} layers")
-    if options.model.lower() in NAMED_CONFIGS and options.model.lower() != _TINY:
+    if options.model.lower() in NAMED_CONFIGS and not options.is_tiny:
         notes.append("weights are seeded random numbers on the published config, not the published weights")
     if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in subjects):
         notes.append("flex ran uncompiled and forward only: FlexAttention has no backward pass on a CPU")
