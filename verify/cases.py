@@ -119,7 +119,7 @@ def _content_cases(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
 
 def _special_ids_inside(tokens: Callable[[int], TokenIds]) -> Case:
     end = tokens(1)
-    chosen, rejected = tokens(3) + end + tokens(5) + end, tokens(4) + (0,) + tokens(6) + end
+    chosen, rejected = tokens(3) + end + tokens(5) + end, (*tokens(4), 0, *tokens(6), *end)
     return Case(
         name="special-ids-inside",
         why="the end token occurs early, token 0 is a word: a mask or length rebuilt from ids is wrong",
