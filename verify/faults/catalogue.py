@@ -1,0 +1,74 @@
+"""The fault catalogue: every planted fault and every negative control, in a fixed order."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from verify.cases import Case
+from verify.faults import (
+    accumulation,
+    activations,
+    gradients,
+    layout,
+    mask,
+    objective,
+    positions,
+    predictors,
+    reduction,
+    reference,
+    supervision,
+    token_logps,
+)
+from verify.faults.controls import EQUIVALENT_MUTANTS
+from verify.faults.fault import Fault, Mutation
+
+FAULTS: tuple[Fault, ...] = (
+    *layout.FAULTS,
+    *positions.FAULTS,
+    *mask.FAULTS,
+    *activations.FAULTS,
+    *predictors.FAULTS,
+    *supervision.FAULTS,
+    *token_logps.FAULTS,
+    *reduction.FAULTS,
+    *reference.FAULTS,
+    *objective.FAULTS,
+    *accumulation.FAULTS,
+    *gradients.FAULTS,
+)
+CATALOGUE: tuple[Mutation, ...] = (*FAULTS, *EQUIVALENT_MUTANTS)
+
+
+def mutation_named(name: str) -> Mutation:
+    """A fault or an equivalent mutant by name.
+
+    Args:
+        name: Its name.
+
+    Returns:
+        The mutation.
+
+    Raises:
+        ValueError: Unknown; the message gives the nearest names.
+    """
+    by_name = {mutation.name: mutation for mutation in CATALOGUE}
+    if name not in by_name:
+        close = get_close_matches(name, by_name, n=3, cutoff=0.4)
+        nearest = f": did you mean {' or '.join(close)}?" if close else ""
+        raise ValueError(f"unknown fault {name!r}{nearest} (docs/faults.md lists all {len(by_name)})")
+    return by_name[name]
+
+
+def biting_cases(mutation: Mutation, cases: tuple[Case, ...], at_most: int) -> tuple[Case, ...]:
+    """The cases that a mutation is run on: the smallest of those that have what it takes.
+
+    Args:
+        mutation: The fault or equivalent mutant.
+        cases: The cases of the run.
+        at_most: How many to choose.
+
+    Returns:
+        Chosen by token slots, then by name; in that order. Empty where none has what it takes.
+    """
+    having = [case for case in cases if mutation.bites(case)]
+    return tuple(sorted(having, key=lambda case: (case.pairwise_slots, case.name))[:at_most])

@@ -1,0 +1,249 @@
+"""Equivalent mutants: mutations that provably compute the same. Whoever flags one raises a false alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.faults.conditions import PADDED_ROW, PROMPT_OF_TWO, SEVERAL_GROUPS
+from verify.faults.fault import ROW_PER_GROUP, EquivalentMutant
+from verify.faults.layout import padding_behind
+from verify.faults.rows import Piece, Rows, padded
+from verify.faults.stages import (
+    Accumulation,
+    Forward,
+    Layout,
+    Mask,
+    Positions,
+    Reduction,
+    Reference,
+    Targets,
+    TokenLogps,
+)
+from verify.groups import PreferenceGroup
+
+_CHUNK = 7
+
+
+def positions_shifted(by: int, honest: Positions, rows: Rows) -> Tensor:
+    """All positions of a row moved together."""
+    return honest(rows) + by
+
+
+def positions_shifted_by_tree(honest: Positions, rows: Rows) -> Tensor:
+    """Each tree starts at its slot number instead of 0."""
+    return honest(rows) + rows.tree_ids.new_tensor(
+        [[_start(row, root) for root in ids] for row, ids in zip(rows.rows, rows.tree_ids.tolist(), strict=True)]
+    )
+
+
+def _start(row: tuple[Piece, ...], index: int) -> int:
+    return sum(len(piece.ids) for piece in row[:index])
+
+
+def branches_reordered(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Rejected before chosen in the row; each piece keeps the number of its completion."""
+    rows = []
+    for row in honest(groups).rows:
+        pieces = list(row)
+        for index in range(len(row) - 1):
+            first, second = row[index], row[index + 1]
+            if first.completion is not None and second.parent == first.parent is not None:
+                pieces[index], pieces[index + 1] = second, first
+        rows.append(tuple(pieces))
+    return Rows(tuple(rows))
+
+
+def prompt_in_two_segments(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Prompts are cut in two, the second half hanging on the first: the same paths in a deeper tree."""
+    rows = []
+    for row in honest(groups).rows:
+        pieces: list[Piece] = []
+        moved: dict[int, int] = {}
+        for index, piece in enumerate(row):
+            parent = None if piece.parent is None else moved[piece.parent]
+            if piece.completion is None and len(piece.ids) > 1:
+                half = len(piece.ids) // 2
+                pieces.append(replace(piece, ids=piece.ids[:half], parent=parent))
+                pieces.append(replace(piece, ids=piece.ids[half:], parent=len(pieces) - 1))
+            else:
+                pieces.append(replace(piece, parent=parent))
+            moved[index] = len(pieces) - 1
+        rows.append(tuple(pieces))
+    return Rows(tuple(rows))
+
+
+def _three(rows: Rows) -> int:
+    return 3
+
+
+def padding_in_front(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """A root of padding before the first tree."""
+    rows = []
+    for row in honest(groups).rows:
+        moved = tuple(replace(piece, parent=None if piece.parent is None else piece.parent + 1) for piece in row)
+        rows.append((Piece((0, 0), None, is_padding=True), *moved))
+    return Rows(tuple(rows))
+
+
+def junk_in_padding(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Padding slots hold token ids of the prompt."""
+    junk = groups[0].prompt_ids
+    rows = []
+    for row in honest(groups).rows:
+        filled = [replace(p, ids=(junk * len(p.ids))[: len(p.ids)]) if p.is_padding else p for p in row]
+        rows.append(tuple(filled))
+    return Rows(tuple(rows))
+
+
+def padding_sees_everything(honest: Mask, rows: Rows) -> Tensor:
+    """Queries in padding attend to the whole row."""
+    return honest(rows) | rows.padding[:, :, None]
+
+
+def in_chunks(honest: TokenLogps, logits: Tensor, token_ids: Tensor) -> Tensor:
+    """A few predictions at a time."""
+    return torch.cat(
+        [honest(*part) for part in zip(torch.split(logits, _CHUNK), torch.split(token_ids, _CHUNK), strict=True)]
+    )
+
+
+def logits_moved(honest: TokenLogps, logits: Tensor, token_ids: Tensor) -> Tensor:
+    """A constant added to all logits of a slot."""
+    return honest(logits - logits.amax(dim=-1, keepdim=True).detach(), token_ids)
+
+
+def summed_backwards(honest: Reduction, logps: Tensor, targets: Targets) -> Tensor:
+    """The last token first."""
+    flipped = Targets(*(part.flip(0) for part in vars(targets).values()))
+    return honest(logps.flip(0), flipped)
+
+
+def reference_in_own_rows(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
+    """The reference pass runs on rows of another width than the policy pass."""
+    wider = padded([[*row, Piece((0,) * 5, None, is_padding=True)] for row in rows.rows])
+    return honest(model, forward, wider)
+
+
+def micro_batches_weighted(
+    honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows
+) -> Tensor:
+    """Micro-batches of two groups, each weighted with its share."""
+    return torch.stack([part.mean() * (len(part) / len(losses)) for part in torch.split(losses, 2)]).sum()
+
+
+_ROTARY = "rotary attention depends on differences of positions within a path, and all of these stay"
+
+EQUIVALENT_MUTANTS = (
+    EquivalentMutant(
+        name="positions-shifted",
+        stage="positions",
+        replacement=partial(positions_shifted, 37),
+        what="All positions are larger by 37.",
+        imitates=("A20", "A22"),
+        why_equal=_ROTARY,
+    ),
+    EquivalentMutant(
+        name="positions-shifted-by-tree",
+        stage="positions",
+        replacement=positions_shifted_by_tree,
+        what="Positions of later trees run on from the slots before them.",
+        imitates=("A20", "A22"),
+        bites_where=SEVERAL_GROUPS,
+        why_equal=_ROTARY,
+    ),
+    EquivalentMutant(
+        name="branches-reordered",
+        stage="layout",
+        replacement=branches_reordered,
+        what="Rejected stands before chosen in the row and the map follows.",
+        why_equal="branches do not see each other, so their order in the row is free",
+    ),
+    EquivalentMutant(
+        name="prompt-in-two-segments",
+        stage="layout",
+        replacement=prompt_in_two_segments,
+        what="The prompt is a chain of two segments.",
+        bites_where=PROMPT_OF_TWO,
+        why_equal="every path from root to leaf holds the same tokens",
+    ),
+    EquivalentMutant(
+        name="padding-behind",
+        stage="layout",
+        replacement=partial(padding_behind, _three),
+        what="Rows end in three slots of padding.",
+        imitates=("A62", "A74"),
+        why_equal="nothing attends to padding",
+    ),
+    EquivalentMutant(
+        name="padding-in-front",
+        stage="layout",
+        replacement=padding_in_front,
+        what="Rows start with two slots of padding.",
+        imitates=("A22", "A62"),
+        why_equal="nothing attends to padding, and positions are counted on paths",
+    ),
+    EquivalentMutant(
+        name="junk-in-padding",
+        stage="layout",
+        replacement=junk_in_padding,
+        what="Padding slots hold ordinary token ids.",
+        imitates=("A32",),
+        bites_where=PADDED_ROW,
+        packing=ROW_PER_GROUP,
+        why_equal="nothing attends to padding, whatever it holds",
+    ),
+    EquivalentMutant(
+        name="padding-sees-everything",
+        stage="mask",
+        replacement=padding_sees_everything,
+        what="Padding slots attend to the whole row.",
+        imitates=("A18", "A19"),
+        bites_where=PADDED_ROW,
+        packing=ROW_PER_GROUP,
+        why_equal="what padding computes is read by nobody",
+    ),
+    EquivalentMutant(
+        name="logits-in-chunks",
+        stage="token_logps",
+        replacement=in_chunks,
+        what=f"Log-probs are taken {_CHUNK} predictions at a time.",
+        why_equal="each prediction has its own softmax",
+    ),
+    EquivalentMutant(
+        name="logits-moved",
+        stage="token_logps",
+        replacement=logits_moved,
+        what="The largest logit is subtracted from all of a slot.",
+        why_equal="softmax is invariant under a common shift",
+    ),
+    EquivalentMutant(
+        name="summed-backwards",
+        stage="reduction",
+        replacement=summed_backwards,
+        what="Log-probs are summed from the last token to the first.",
+        why_equal="a sum does not depend on its order, but for rounding",
+    ),
+    EquivalentMutant(
+        name="reference-in-wider-rows",
+        stage="reference",
+        replacement=reference_in_own_rows,
+        what="The reference pass runs on rows of another width than the policy pass.",
+        imitates=("A41", "A62"),
+        why_equal="nothing attends to padding",
+    ),
+    EquivalentMutant(
+        name="micro-batches-weighted",
+        stage="accumulation",
+        replacement=micro_batches_weighted,
+        what="The loss is a sum over micro-batches of two groups, each weighted with its share of the groups.",
+        imitates=("A34",),
+        bites_where=SEVERAL_GROUPS,
+        why_equal="weights add up to those of the mean over all groups",
+    ),
+)

@@ -1,0 +1,145 @@
+"""Packed rows as the stages of a faulty computation hand them on: pieces of token ids, easy to rearrange.
+
+Shape letters: B rows, T slots of a row, C completion tokens of all groups together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.groups import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The tokens of one segment of a row.
+
+    Args:
+        ids: Token ids; at least one.
+        parent: Index, in the same row, of the piece that this one continues, or None.
+        completion: The completion that the piece holds, in completion order; None for a prompt or padding.
+        num_completion_tokens: How many of the last tokens belong to the completion.
+        is_padding: Whether the piece fills the row up.
+    """
+
+    ids: TokenIds
+    parent: int | None
+    completion: int | None = None
+    num_completion_tokens: int = 0
+    is_padding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A piece of a row and the slots it takes."""
+
+    row: int
+    index: int
+    start: int
+    piece: Piece
+
+    @property
+    def stop(self) -> int:
+        """The slot after the last one."""
+        return self.start + len(self.piece.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of equal length, each a sequence of pieces without gaps.
+
+    Args:
+        rows: The pieces of each row.
+
+    Raises:
+        ValueError: No row, an empty piece, or rows of different lengths.
+    """
+
+    rows: tuple[tuple[Piece, ...], ...]
+
+    def __post_init__(self) -> None:
+        lengths = {sum(len(piece.ids) for piece in row) for row in self.rows}
+        if len(lengths) != 1 or not all(piece.ids for row in self.rows for piece in row):
+            raise ValueError(
+                f"rows of {sorted(lengths)} slots: rows of one length made of pieces with tokens are needed"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """T, the number of slots of every row."""
+        return sum(len(piece.ids) for piece in self.rows[0])
+
+    @property
+    def num_completions(self) -> int:
+        """Number of completions over all rows."""
+        return len({piece.completion for row in self.rows for piece in row if piece.completion is not None})
+
+    @property
+    def input_ids(self) -> Tensor:
+        """int64, [B, T]."""
+        return torch.tensor([[token for piece in row for token in piece.ids] for row in self.rows])
+
+    @property
+    def segment_ids(self) -> Tensor:
+        """Index of the piece that holds each slot, in its row; int64, [B, T]."""
+        return torch.tensor([[i for i, piece in enumerate(row) for _ in piece.ids] for row in self.rows])
+
+    @property
+    def tree_ids(self) -> Tensor:
+        """Index of the root piece above each slot, in its row; int64, [B, T]."""
+        return torch.tensor([[root_of(row, i) for i, piece in enumerate(row) for _ in piece.ids] for row in self.rows])
+
+    @property
+    def padding(self) -> Tensor:
+        """Whether a slot is padding; bool, [B, T]."""
+        return torch.tensor([[piece.is_padding for piece in row for _ in piece.ids] for row in self.rows])
+
+    def places(self) -> Iterator[Place]:
+        """Every piece with its slots, row by row."""
+        for number, row in enumerate(self.rows):
+            start = 0
+            for index, piece in enumerate(row):
+                yield Place(number, index, start, piece)
+                start += len(piece.ids)
+
+    def branches(self) -> list[Place]:
+        """The pieces that hold a completion, in completion order."""
+        held = [place for place in self.places() if place.piece.completion is not None]
+        return sorted(held, key=lambda place: place.piece.completion or 0)
+
+    def prompt_of(self, branch: Place) -> tuple[Place, ...]:
+        """The pieces above a branch, root first; empty where the branch holds its whole prompt itself."""
+        path, parent = [], branch.piece.parent
+        of_row = [place for place in self.places() if place.row == branch.row]
+        while parent is not None:
+            path.append(of_row[parent])
+            parent = of_row[parent].piece.parent
+        return tuple(reversed(path))
+
+
+def root_of(row: tuple[Piece, ...], index: int) -> int:
+    """Index of the root above a piece."""
+    parent = row[index].parent
+    return index if parent is None else root_of(row, parent)
+
+
+def padded(rows: list[list[Piece]], pad_token_id: int = 0) -> Rows:
+    """Rows of one length, filled up with padding behind.
+
+    Args:
+        rows: The pieces of each row; an earlier padding piece at the end grows.
+        pad_token_id: Token id of padding slots.
+
+    Returns:
+        The rows.
+    """
+    longest = max(sum(len(piece.ids) for piece in row) for row in rows)
+    filled = []
+    for row in rows:
+        missing = longest - sum(len(piece.ids) for piece in row)
+        filled.append((*row, Piece((pad_token_id,) * missing, None, is_padding=True)) if missing else tuple(row))
+    return Rows(tuple(filled))

@@ -1,0 +1,132 @@
+"""The stages of the packed computation, as a value in which any one can be replaced.
+
+    layout -> positions -> mask -> activations -> predictors -> supervision -> token_logps -> reduction
+           -> reference -> objective -> accumulation -> gradients
+
+Shape letters: B rows, T slots, D width of a module's output, V vocabulary, N targets, K completions, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from verify.faults.rows import Rows
+from verify.groups import PreferenceGroup
+from verify.objective import DpoSigmoid
+
+StageName = Literal[
+    "layout",
+    "positions",
+    "mask",
+    "activations",
+    "predictors",
+    "supervision",
+    "token_logps",
+    "reduction",
+    "reference",
+    "objective",
+    "accumulation",
+    "gradients",
+]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The predictions whose log-probs are taken. The completions' own tokens come first, in completion order.
+
+    Args:
+        rows: Row of each prediction; int64, [N].
+        predictor_slots: Slot whose output predicts; int64, [N].
+        token_ids: What is predicted; int64, [N].
+        completions: The completion to whose sum it belongs; int64, [N].
+        counted: Whether it enters that sum; bool, [N].
+    """
+
+    rows: Tensor
+    predictor_slots: Tensor
+    token_ids: Tensor
+    completions: Tensor
+    counted: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What the objective makes of the sums.
+
+    Args:
+        losses: One per group; [G].
+        rewards: One per completion; [K].
+    """
+
+    losses: Tensor
+    rewards: Tensor
+
+
+Parameters = Mapping[str, Tensor]
+Forward = Callable[[Rows, Parameters], Tensor]
+"""Log-probs of all targets of rows, with some parameters of the model replaced; [N]."""
+
+Layout = Callable[[Sequence[PreferenceGroup]], Rows]
+Positions = Callable[[Rows], Tensor]
+Mask = Callable[[Rows], Tensor]
+Activations = Callable[[Rows, str, Tensor], Tensor]
+Predictors = Callable[[Rows], Tensor]
+Supervision = Callable[[Rows, Tensor], Targets]
+TokenLogps = Callable[[Tensor, Tensor], Tensor]
+Reduction = Callable[[Tensor, Targets], Tensor]
+Reference = Callable[[Any, Forward, Rows], Tensor]
+Objective = Callable[[Tensor, Tensor, DpoSigmoid], Terms]
+Accumulation = Callable[[Tensor, Sequence[PreferenceGroup], Rows], Tensor]
+Gradients = Callable[[str, Tensor, Rows], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """One packed step, stage by stage.
+
+    Args:
+        layout: Groups to rows.
+        positions: Position of each slot; integer or floating, [B, T].
+        mask: Which slot (row of the matrix) attends to which; bool, [B, T, T].
+        activations: What goes on from a module of the model, given the module's name and output; [B, T, D].
+        predictors: Slot that predicts each slot, -1 for none; int64, [B, T].
+        supervision: Rows and predictors to the predictions that count.
+        token_logps: Logits [N, V] and token ids [N] to log-probs [N].
+        reduction: Log-probs [N] and targets to one sum per completion, [K].
+        reference: Model, forward pass and rows to the log-probs of the frozen policy, [N].
+        objective: Sums [K] of policy and reference to losses and rewards.
+        accumulation: Losses [G] to the loss of the step; scalar.
+        gradients: The tensor that stands for a LoRA tensor in the policy pass: of equal value, but its gradient may
+            be another. Given the tensor's name, itself and the rows.
+    """
+
+    layout: Layout
+    positions: Positions
+    mask: Mask
+    activations: Activations
+    predictors: Predictors
+    supervision: Supervision
+    token_logps: TokenLogps
+    reduction: Reduction
+    reference: Reference
+    objective: Objective
+    accumulation: Accumulation
+    gradients: Gradients
+
+    def replaced(self, stage: StageName, replacement: Callable[..., Any]) -> Stages:
+        """These stages with one replaced.
+
+        Args:
+            stage: Which one.
+            replacement: Takes the honest function, then the arguments of the stage.
+
+        Returns:
+            New stages; these are left as they are.
+        """
+        return replace(self, **{stage: partial(replacement, getattr(self, stage))})

@@ -1,0 +1,259 @@
+"""The packed computation taken apart into stages, any one of which a fault may replace.
+
+The honest stages are those of ``packed_impl``; attention goes through a dense SDPA mask, so that any mask can be
+expressed. Meant for small vocabularies: logits of all slots exist at one time.
+
+Shape letters: B rows, T slots, V vocabulary, N targets, K completions, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from packed_impl.attention import attention_implementation
+from packed_impl.forest import Forest, attention_rule
+from packed_impl.forest import positions as path_positions
+from packed_impl.forest import predictors as path_predictors
+from packed_impl.layout import PackedLayout, pack
+from packed_impl.objectives import dpo_sigmoid
+from verify.cases import Case
+from verify.faults.fault import Mutation, Packing
+from verify.faults.rows import Piece, Rows
+from verify.faults.stages import Forward, Parameters, Stages, Targets, Terms
+from verify.groups import PreferenceGroup
+from verify.objective import DpoSigmoid
+from verify.subject import Support
+
+
+@dataclass(frozen=True, eq=False)
+class StagedLoss:
+    """One step; completions in the standard order.
+
+    Args:
+        loss: Differentiable scalar.
+        rewards: ``beta * (logp - ref_logp)`` of each completion; [K].
+        per_token_logps: Policy log-probs, one tensor per completion.
+        ref_per_token_logps: The same under the frozen policy.
+    """
+
+    loss: Tensor
+    rewards: Tensor
+    per_token_logps: list[Tensor]
+    ref_per_token_logps: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultySubject:
+    """A packed step with one stage replaced, or with none.
+
+    Args:
+        mutation: What is replaced and by what; None for the honest step.
+        cases: Names of the cases it is run on; None for all.
+        layout: As in the contract of a subject.
+    """
+
+    mutation: Mutation | None = None
+    cases: frozenset[str] | None = None
+    layout: str = "packed"
+
+    @property
+    def name(self) -> str:
+        """``fault:`` and the name of the mutation."""
+        return f"fault:{self.mutation.name if self.mutation else 'none'}"
+
+    def supports(self, case: Case) -> Support:
+        """Only the cases that it was given."""
+        if self.cases is None or case.name in self.cases:
+            return Support(True)
+        return Support(False, f"run on {', '.join(sorted(self.cases)) or 'no case'} only")
+
+    def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
+        """Log-probs of every completion."""
+        stages = self._stages()
+        rows = stages.layout(groups)
+        return _by_completion(_logps(stages, model, rows, _policy_parameters(stages, model, rows)), groups)
+
+    def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: DpoSigmoid) -> StagedLoss:
+        """The whole step."""
+        stages = self._stages()
+        rows = stages.layout(groups)
+        # The frozen policy goes first: switching adapters back on resets requires_grad.
+        ref_logps = stages.reference(model, partial(_logps, stages, model), rows)
+        logps = _logps(stages, model, rows, _policy_parameters(stages, model, rows))
+        targets = stages.supervision(rows, stages.predictors(rows))
+        sums, ref_sums = (stages.reduction(x, targets) for x in (logps, ref_logps))
+        terms = stages.objective(sums, ref_sums, objective)
+        return StagedLoss(
+            loss=stages.accumulation(terms.losses, groups, rows),
+            rewards=terms.rewards,
+            per_token_logps=_by_completion(logps, groups),
+            ref_per_token_logps=_by_completion(ref_logps, groups),
+        )
+
+    def _stages(self) -> Stages:
+        if self.mutation is None:
+            return honest_stages(Packing())
+        return honest_stages(self.mutation.packing).replaced(self.mutation.stage, self.mutation.replacement)
+
+
+def honest_stages(packing: Packing) -> Stages:
+    """The stages as ``packed_impl`` computes them.
+
+    Args:
+        packing: The layout.
+
+    Returns:
+        The stages.
+    """
+    return Stages(
+        layout=partial(_layout, packing),
+        positions=_positions,
+        mask=_mask,
+        activations=_activations,
+        predictors=_predictors,
+        supervision=_supervision,
+        token_logps=_token_logps,
+        reduction=_reduction,
+        reference=_reference,
+        objective=_objective,
+        accumulation=_accumulation,
+        gradients=_gradients,
+    )
+
+
+def _logps(stages: Stages, model: Any, rows: Rows, parameters: Parameters) -> Tensor:
+    """Log-probs of all targets; [N]."""
+    device = model.device
+    targets = stages.supervision(rows, stages.predictors(rows))
+    inputs = {
+        "input_ids": rows.input_ids.to(device),
+        "position_ids": stages.positions(rows).to(device),
+        "attention_mask": stages.mask(rows)[:, None].to(device),
+        "use_cache": False,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(attention_implementation(model, "dense-sdpa"))
+        for name, module in model.named_modules():
+            hook = partial(_pass_on, stages, rows, name)
+            stack.callback(module.register_forward_hook(hook).remove)
+        logits_BTV = functional_call(model, dict(parameters), kwargs=inputs).logits  # noqa: N806
+    picked = logits_BTV[targets.rows.to(device), targets.predictor_slots.to(device)]
+    return stages.token_logps(picked, targets.token_ids.to(device))
+
+
+def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: object, output: object) -> object:
+    return stages.activations(rows, name, output) if isinstance(output, Tensor) else output
+
+
+def _policy_parameters(stages: Stages, model: Any, rows: Rows) -> Parameters:
+    if not torch.is_grad_enabled():
+        return {}
+    return {name: stages.gradients(name, p, rows) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _by_completion(logps: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
+    lengths = [len(ids) for group in groups for ids in group.completions]
+    return list(torch.split(logps[: sum(lengths)], lengths))
+
+
+def _layout(packing: Packing, groups: Sequence[PreferenceGroup]) -> Rows:
+    return _rows_of(pack(groups, layout=packing.segments, rows=packing.rows))
+
+
+def _rows_of(packed: PackedLayout) -> Rows:
+    """The layout as pieces; a root without children that holds no completion token is padding."""
+    holders = set(zip(packed.token_rows.tolist(), packed.token_slots.tolist(), strict=True))
+    rows, completion = [], 0
+    for number, forest in enumerate(packed.forests):
+        parents = {segment.parent for segment in forest.segments}
+        pieces = []
+        for index, segment in enumerate(forest.segments):
+            ids = tuple(packed.input_ids[number, segment.start : segment.stop].tolist())
+            held = sum((number, slot) in holders for slot in range(segment.start, segment.stop))
+            pieces.append(
+                Piece(
+                    ids,
+                    segment.parent,
+                    completion=completion if held else None,
+                    num_completion_tokens=held,
+                    is_padding=not held and index not in parents,
+                )
+            )
+            completion += held > 0
+        rows.append(tuple(pieces))
+    return Rows(tuple(rows))
+
+
+def _forests(rows: Rows) -> list[Forest]:
+    return [Forest.of([len(piece.ids) for piece in row], [piece.parent for piece in row]) for row in rows.rows]
+
+
+def _positions(rows: Rows) -> Tensor:
+    return torch.stack([path_positions(forest) for forest in _forests(rows)])
+
+
+def _mask(rows: Rows) -> Tensor:
+    return torch.stack([attention_rule(forest) for forest in _forests(rows)])
+
+
+def _activations(rows: Rows, module: str, output: Tensor) -> Tensor:
+    return output
+
+
+def _predictors(rows: Rows) -> Tensor:
+    none = -1
+    maps = [path_predictors(forest) for forest in _forests(rows)]
+    return torch.tensor([[none if slot is None else slot for slot in of_row] for of_row in maps])
+
+
+def _supervision(rows: Rows, predictors: Tensor) -> Targets:
+    places = [
+        (branch.row, slot, branch.piece.completion)
+        for branch in rows.branches()
+        for slot in range(branch.stop - branch.piece.num_completion_tokens, branch.stop)
+    ]
+    row, slot, completion = torch.tensor(places).unbind(1)
+    predictor_slots = predictors[row, slot]
+    if bool((predictor_slots < 0).any()):
+        raise ValueError("a completion token has no predictor")
+    counted = torch.ones(len(places), dtype=torch.bool)
+    return Targets(row, predictor_slots, rows.input_ids[row, slot], completion, counted)
+
+
+def _token_logps(logits: Tensor, token_ids: Tensor) -> Tensor:
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return torch.log_softmax(logits, dim=-1, dtype=dtype).gather(-1, token_ids[:, None])[:, 0]
+
+
+def _reduction(logps: Tensor, targets: Targets) -> Tensor:
+    completions = torch.where(targets.counted, targets.completions, -1).to(logps.device)
+    return torch.stack([logps[completions == k].sum() for k in range(int(targets.completions.max()) + 1)])
+
+
+def _reference(model: Any, forward: Forward, rows: Rows) -> Tensor:
+    with torch.no_grad(), model.disable_adapter():
+        return forward(rows, {})
+
+
+def _objective(sums: Tensor, ref_sums: Tensor, objective: DpoSigmoid) -> Terms:
+    pairs = [
+        dpo_sigmoid(policy, reference, beta=objective.beta, label_smoothing=objective.label_smoothing)
+        for policy, reference in zip(sums.view(-1, 1, 2), ref_sums.view(-1, 1, 2), strict=True)
+    ]
+    return Terms(torch.stack([pair.loss for pair in pairs]), torch.cat([pair.rewards.flatten() for pair in pairs]))
+
+
+def _accumulation(losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows) -> Tensor:
+    return losses.mean()
+
+
+def _gradients(name: str, parameter: Tensor, rows: Rows) -> Tensor:
+    return parameter
