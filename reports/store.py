@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,11 +36,12 @@ class OutputError(ValueError):
     """A folder cannot take results."""
 
 
-def check_writable(out_dir: Path) -> None:
+def check_writable(out_dir: Path, names: Sequence[str] = REPORT_FILES) -> None:
     """Create the folder for results and try to write into it; call it before long work starts.
 
     Args:
         out_dir: The folder; parents are created too.
+        names: The files that will be written there.
 
     Raises:
         OutputError: A file is in the way, or nothing can be created there.
@@ -53,7 +54,7 @@ def check_writable(out_dir: Path) -> None:
     except OSError as error:
         reason = "a file is in the way" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
         raise OutputError(f"cannot write results to {out_dir}: {reason}; name a folder that can be written") from error
-    for name in REPORT_FILES:
+    for name in names:
         if (out_dir / name).is_dir():
             raise OutputError(f"cannot write results to {out_dir}: {name} is a folder there; name another folder")
 
@@ -71,7 +72,7 @@ def write_record(record: Record, out_dir: Path) -> Path:
     Raises:
         OutputError: The folder cannot be written.
     """
-    (path,) = _write_all({RECORD_FILE: record_json(record)}, out_dir)
+    (path,) = write_together({RECORD_FILE: record_json(record)}, out_dir)
     return path
 
 
@@ -99,19 +100,20 @@ def write_reports(record: Record, out_dir: Path) -> tuple[Path, ...]:
         JUNIT_FILE: junit.render(record),
         RECORD_FILE: record_json(record),
     }
-    return _write_all(texts, out_dir)
+    return write_together(texts, out_dir)
 
 
-def discard_results(out_dir: Path) -> None:
+def discard_results(out_dir: Path, names: Sequence[str] = REPORT_FILES) -> None:
     """Remove the results of an earlier run, the record first, so that they cannot be taken for those of this one.
 
     Args:
         out_dir: The folder; other files in it stay.
+        names: The files that make up a result, the record last.
 
     Raises:
         OutputError: A file cannot be removed.
     """
-    for name in reversed(REPORT_FILES):
+    for name in reversed(names):
         try:
             (out_dir / name).unlink(missing_ok=True)
         except OSError as error:
@@ -148,7 +150,7 @@ def read_record(path: Path) -> Record:
         path = path / RECORD_FILE
         if not path.exists():
             raise RecordError(f"{path.parent} holds no {RECORD_FILE}: no run was finished there; name another folder")
-    content = _parse(path)
+    content = parse_json(path)
     version = content.get("schema_version")
     if version != SCHEMA_VERSION or not isinstance(version, int) or isinstance(version, bool):
         shown = "no schema_version" if version is None else f"schema_version {version!r}"
@@ -158,10 +160,21 @@ def read_record(path: Path) -> Record:
     try:
         return Record.model_validate(content, strict=True)
     except ValidationError as error:
-        raise RecordError(f"{path}: not a valid record: {_problems(error)}") from error
+        raise RecordError(f"{path}: not a valid record: {problems_of(error)}") from error
 
 
-def _parse(path: Path) -> dict[str, object]:
+def parse_json(path: Path) -> dict[str, object]:
+    """Read a JSON object, strictly: no field twice, no bare NaN.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The object.
+
+    Raises:
+        RecordError: Unreadable, not JSON, cut off, or not an object; the message names the file.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -194,7 +207,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"a bare {name}; a record writes it as a string")
 
 
-def _problems(error: ValidationError) -> str:
+def problems_of(error: ValidationError) -> str:
+    """The first problems of a file's content, with their places, in one line."""
     problems = []
     for item in error.errors(include_url=False, include_input=False)[:_MAX_PROBLEMS_NAMED]:
         place = ".".join(str(part) for part in item["loc"]) or "record"
@@ -210,15 +224,27 @@ def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
-def _write_all(texts: Mapping[str, str], out_dir: Path) -> tuple[Path, ...]:
-    """Write every text aside, then put all of them in place, in the given order."""
-    check_writable(out_dir)
+def write_together(texts: Mapping[str, str], out_dir: Path, names: Sequence[str] = REPORT_FILES) -> tuple[Path, ...]:
+    """Write every text aside, then put all of them in place, in the given order.
+
+    Args:
+        texts: Name of a file to its text; the record last.
+        out_dir: Folder, created if it is missing.
+        names: The files that make up a result; older ones are removed, the record first.
+
+    Returns:
+        The paths of the files, in the given order.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    check_writable(out_dir, names)
     paths = {out_dir / name: text for name, text in texts.items()}
     partials = {path: _aside(path) for path in paths}
     try:
         for path, text in paths.items():
             _write_through(partials[path], text)
-        discard_results(out_dir)
+        discard_results(out_dir, names)
         for path, partial in partials.items():
             partial.replace(path)
         _sync_folder(out_dir)
