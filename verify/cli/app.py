@@ -16,6 +16,7 @@ STARTED = time.perf_counter()
 import typer  # noqa: E402
 
 from verify.cli.check import check  # noqa: E402
+from verify.cli.faults import faults  # noqa: E402
 
 app = typer.Typer(
     add_completion=False,
@@ -24,6 +25,7 @@ app = typer.Typer(
     help="Verifies that packed preference training computes what unpacked training computes.",
 )
 app.command()(check)
+app.command()(faults)
 
 _INTERRUPTED = 130
 """Status into which typer turns an interrupt."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.faults.conditions import PADDED_ROW, PROMPT_OF_TWO, SEVERAL_GROUPS
+from verify.faults.conditions import PADDED_ROW, PROMPT_OF_TWO, SEVERAL_GROUPS, TREES_NEAR_THE_START
 from verify.faults.fault import ROW_PER_GROUP, EquivalentMutant
 from verify.faults.layout import padding_behind
 from verify.faults.rows import Piece, Rows, padded
@@ -28,6 +28,11 @@ from verify.faults.stages import (
 from verify.groups import PreferenceGroup
 
 _CHUNK = 7
+
+
+def unchanged(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """The honest layout."""
+    return honest(groups)
 
 
 def positions_shifted(by: int, honest: Positions, rows: Rows) -> Tensor:
@@ -141,6 +146,13 @@ _ROTARY = "rotary attention depends on differences of positions within a path, a
 
 EQUIVALENT_MUTANTS = (
     EquivalentMutant(
+        name="nothing-replaced",
+        stage="layout",
+        replacement=unchanged,
+        what="The stages as they are.",
+        why_equal="nothing is different: what is caught elsewhere is the fault, not the taking apart",
+    ),
+    EquivalentMutant(
         name="positions-shifted",
         stage="positions",
         replacement=partial(positions_shifted, 37),
@@ -152,9 +164,9 @@ EQUIVALENT_MUTANTS = (
         name="positions-shifted-by-tree",
         stage="positions",
         replacement=positions_shifted_by_tree,
-        what="Positions of later trees run on from the slots before them.",
+        what="Positions of later trees run on from the slots before them, by no more than the noise floor tries.",
         imitates=("A20", "A22"),
-        bites_where=SEVERAL_GROUPS,
+        bites_where=TREES_NEAR_THE_START,
         why_equal=_ROTARY,
     ),
     EquivalentMutant(

@@ -6,6 +6,7 @@ Shape letters: N targets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from verify.faults.conditions import BRANCH_OF_TWO, SEVERAL_GROUPS
 from verify.faults.fault import Fault
-from verify.faults.rows import Rows
+from verify.faults.rows import Piece, Rows, padded
 from verify.faults.stages import Forward, Reference
 
 
@@ -80,6 +81,15 @@ def tail_weighted_down(honest: Reference, model: Any, forward: Forward, rows: Ro
     logps = honest(model, forward, rows)
     weights = torch.cat([torch.linspace(1.0, 0.5, length) for length in _lengths(rows)])
     return logps * weights.to(logps)
+
+
+def in_unpacked_rows(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
+    """Only the policy pass is packed."""
+    unpacked = []
+    for branch in rows.branches():
+        prompt = tuple(token for piece in rows.prompt_of(branch) for token in piece.piece.ids)
+        unpacked.append([Piece(prompt, None), replace(branch.piece, parent=0)])
+    return honest(model, forward, padded(unpacked))
 
 
 def noisy(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
@@ -161,5 +171,15 @@ FAULTS = (
         imitates=("A44",),
         signature="policy exact; all reference log-probs off by noise without structure",
         invisible_where="dropout of 0; bfloat16",
+    ),
+    Fault(
+        name="reference-in-unpacked-rows",
+        stage="reference",
+        replacement=in_unpacked_rows,
+        what="Only the policy pass is packed; the reference pass feeds padded rows of prompt and response.",
+        imitates=("A41", "A79"),
+        signature="no value is off; the reference pass feeds as many token slots as unpacked rows",
+        invisible_where="values: they are those of the unpacked path",
+        must_kill=("packed-ran",),
     ),
 )

@@ -1,0 +1,118 @@
+"""The record of one run of the fault catalogue: what caught each planted fault, in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from reports.record import CaseRecord, DtypeName, Environment, ModelRecord, QuantityName, TimingRecord, VerdictName
+from reports.values import Count, Measured, Settings
+
+KILL_MATRIX_VERSION: Literal[1] = 1
+WANTED_MARGIN = 10.0
+"""A fault whose largest difference is less than this many budgets is shown as weakly caught."""
+
+OutcomeName = Literal["killed", "survived", "quiet", "flagged", "error", "inconclusive"]
+CheckName = QuantityName | Literal["structure", "packed-ran"]
+
+AS_WANTED: dict[str, OutcomeName] = {"fault": "killed", "equivalent": "quiet"}
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class CatchRecord(_Frozen):
+    """One check against one mutation."""
+
+    check: CheckName
+    distance: Literal["oracle", "differential", ""]
+    killed: bool
+    margin: Measured
+    """Largest measured / budget; for "packed-ran" slots fed / slots of unpacked rows."""
+    case: str
+    where: str
+
+
+class MutationRecord(_Frozen):
+    """One planted fault or equivalent mutant in one dtype."""
+
+    name: str
+    kind: Literal["fault", "equivalent"]
+    stage: str
+    what: str
+    imitates: list[str]
+    """Entries of docs/faults.md."""
+    signature: str
+    """Of a fault: which values are off. Of an equivalent mutant: why none is."""
+    bites_where: str
+    invisible_where: str
+    must_kill: list[str]
+    dtype: DtypeName
+    cases: list[str]
+    outcome: OutcomeName
+    reasons: list[str]
+    margin: Measured
+    """Largest measured / budget over all checks and cases."""
+    weakest_margin: Measured
+    """The same on the case that showed it least."""
+    weakest_case: str
+    caught_by: list[str]
+    sole_check: str
+    """The family of checks that alone caught it, or ""."""
+    catches: list[CatchRecord]
+
+    @model_validator(mode="after")
+    def _outcome_rests_on_catches(self) -> Self:
+        if not self.cases:
+            raise ValueError(f"{self.name} was run on no case")
+        if (self.outcome == "killed") > any(catch.killed for catch in self.catches):
+            raise ValueError(f"{self.name} is killed, but no check caught it")
+        if self.outcome in ("killed", "survived") and self.kind != "fault":
+            raise ValueError(f"{self.name} is {self.outcome}, but no fault")
+        if self.outcome in ("quiet", "flagged") and self.kind != "equivalent":
+            raise ValueError(f"{self.name} is {self.outcome}, but no equivalent mutant")
+        return self
+
+    @property
+    def as_wanted(self) -> bool:
+        """Whether the checks did what they must."""
+        return self.outcome == AS_WANTED[self.kind]
+
+    @property
+    def weak(self) -> bool:
+        """Caught by parity, but with less margin than wanted on some case."""
+        return self.outcome == "killed" and "parity" in self.must_kill and not self.weakest_margin >= WANTED_MARGIN
+
+
+class KillMatrix(_Frozen):
+    """One run of the fault catalogue."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["kill-matrix"] = "kill-matrix"
+    tool_version: str
+    command: list[str]
+    created_utc: str
+    verdict: VerdictName
+    environment: Environment
+    model: ModelRecord
+    objective: Settings
+    seeds: dict[str, int]
+    policy: Settings
+    num_compared: Count
+    cases: list[CaseRecord]
+    mutations: list[MutationRecord]
+    timing: TimingRecord
+    notes: list[str]
+
+    @model_validator(mode="after")
+    def _pass_means_as_wanted(self) -> Self:
+        if self.verdict == "PASS" and (not self.mutations or not all(m.as_wanted for m in self.mutations)):
+            raise ValueError("the kill matrix is PASS, but nothing was planted, or a check did not do what it must")
+        return self
+
+    def of_kind(self, kind: Literal["fault", "equivalent"]) -> Sequence[MutationRecord]:
+        """The faults, or the equivalent mutants."""
+        return [mutation for mutation in self.mutations if mutation.kind == kind]

@@ -1,0 +1,73 @@
+"""What all renderings of a kill matrix show: columns, marks, closing line, and what needs attention."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from reports.kill_matrix import WANTED_MARGIN, CatchRecord, KillMatrix, MutationRecord
+from reports.words import NONE, number, plural
+
+COLUMNS: dict[str, str] = {
+    "per_token_logps": "log-probs",
+    "ref_per_token_logps": "ref log-probs",
+    "rewards": "rewards",
+    "margins": "margins",
+    "loss": "loss",
+    "gradients": "gradients",
+    "structure": "structure",
+    "packed-ran": "packed ran",
+}
+"""Check to heading."""
+
+LEGEND = (
+    "o: beyond the budget to the oracle; d: beyond the differential budget to the unpacked witness; "
+    "x: caught by a check without a budget"
+)
+_MARKS = {"oracle": "o", "differential": "d", "": "x"}
+
+
+def mark(mutation: MutationRecord, check: str) -> str:
+    """How a check caught a mutation: letters of the budgets that it broke, or "-"."""
+    marks = [_MARKS[catch.distance] for catch in mutation.catches if catch.check == check and catch.killed]
+    return "".join(sorted(marks, reverse=True)) or NONE
+
+
+def strongest(mutation: MutationRecord) -> CatchRecord | None:
+    """The catch with the largest margin, or None where nothing was caught."""
+    killing = [catch for catch in mutation.catches if catch.killed]
+    return max(killing, key=lambda catch: catch.margin, default=None)
+
+
+def needs_attention(matrix: KillMatrix) -> Sequence[MutationRecord]:
+    """Faults that were not killed, equivalent mutants that were not left alone."""
+    return [mutation for mutation in matrix.mutations if not mutation.as_wanted]
+
+
+def weak(matrix: KillMatrix) -> Sequence[MutationRecord]:
+    """Killed faults with less margin than wanted on some case, weakest first."""
+    return sorted((m for m in matrix.mutations if m.weak), key=lambda m: m.weakest_margin)
+
+
+def sole_checks(matrix: KillMatrix) -> dict[str, list[str]]:
+    """Family of checks to the faults that nothing else caught, in order of the families met."""
+    alone: dict[str, list[str]] = {}
+    for mutation in matrix.of_kind("fault"):
+        if mutation.sole_check and mutation.name not in alone.setdefault(mutation.sole_check, []):
+            alone[mutation.sole_check].append(mutation.name)
+    return alone
+
+
+def closing_line(matrix: KillMatrix) -> str:
+    """The whole run in one line."""
+    faults, controls = matrix.of_kind("fault"), matrix.of_kind("equivalent")
+    outcomes = Counter(mutation.outcome for mutation in matrix.mutations)
+    parts = [f"{outcomes['killed']} of {plural(len(faults), 'planted fault')} killed"]
+    parts.append(f"{outcomes['flagged']} of {plural(len(controls), 'equivalent mutant')} flagged")
+    parts += [f"{outcomes[name]} {name}" for name in ("error", "inconclusive") if outcomes[name]]
+    by_parity = [m.weakest_margin for m in faults if m.outcome == "killed" and "parity" in m.must_kill]
+    if by_parity:
+        parts.append(f"smallest fault / budget {number(min(by_parity))} (wanted: {number(WANTED_MARGIN)})")
+    if controls:
+        parts.append(f"largest equivalent / budget {number(max(m.margin for m in controls))}")
+    return ", ".join(parts)

@@ -1,0 +1,66 @@
+"""``packparity faults``: plant every fault of the catalogue and show what catches it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def faults(
+    fault: Annotated[list[str] | None, typer.Option(help="Only these faults. May be given several times.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only these cases. May be given several times.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable.")] = None,
+    cases_per_fault: Annotated[int, typer.Option(help="Cases that each fault is run on, the smallest.", min=1)] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
+    policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for kill-matrix.json, .md and .html.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the kill matrix as JSON on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Prove that the checks can fail: plant known faults in the packed step, one at a time.
+
+    FAIL (exit status 1) if a fault survives, or if an equivalent mutant is flagged. In bfloat16 many faults are smaller
+    than rounding: float32, the default, and float64 are where the checks are sharp.
+    """
+    from verify.cli.app import STARTED
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from rich.console import Console
+
+    from reports.kill_matrix_store import KILL_MATRIX_FILES, kill_matrix_json, write_kill_matrix
+    from reports.kill_matrix_terminal import print_kill_matrix
+    from reports.store import check_writable
+    from verify.cli.progress import show_progress
+    from verify.fault_run import FaultOptions, run_faults
+    from verify.verdict import Verdict, exit_status
+
+    options = FaultOptions(
+        faults=tuple(fault or ()),
+        cases=tuple(case or ()),
+        dtypes=tuple(dtype or ()),
+        cases_per_fault=cases_per_fault,
+        seed=seed,
+        policy=policy,
+    )
+    if out is not None:
+        check_writable(out, KILL_MATRIX_FILES)
+    import_s = time.perf_counter() - STARTED
+    with show_progress(quiet) as progress:
+        matrix = run_faults(
+            options, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
+        )
+    written = write_kill_matrix(matrix, out) if out is not None else ()
+    if json:
+        sys.stdout.write(kill_matrix_json(matrix))
+    else:
+        console = Console()
+        print_kill_matrix(matrix, console)
+        for path in written:
+            console.print(str(path), highlight=False, soft_wrap=True)
+    raise typer.Exit(exit_status(Verdict(matrix.verdict)))
