@@ -58,7 +58,7 @@ def render(matrix: KillMatrix) -> RenderableType:
 
 
 def _table(matrix: KillMatrix, dtype: str) -> Table:
-    table = Table(title=dtype, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=dtype, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("planted", overflow="fold")
     table.add_column("outcome", no_wrap=True)
     table.add_column("x\nbudget", justify="right", no_wrap=True)

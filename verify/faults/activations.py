@@ -206,7 +206,6 @@ FAULTS = (
         stage="activations",
         replacement=prompt_gradient_averaged,
         what="Gradients that the branches send to the prompt's keys and values are averaged instead of summed.",
-        imitates=("A64",),
         signature="forward quantities exact, gradients of all adapters off that the prompt passes",
         invisible_where="forward quantities",
     ),

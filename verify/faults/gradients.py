@@ -179,7 +179,6 @@ FAULTS = (
         stage="gradients",
         replacement=factor_b_doubled,
         what="The gradients of all B factors are counted twice.",
-        imitates=("A66",),
         signature="loss exact, half of all tensors off by a factor of 2",
         invisible_where=_FORWARD,
     ),

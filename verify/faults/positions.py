@@ -161,7 +161,6 @@ FAULTS = (
         stage="positions",
         replacement=all_zero,
         what="All positions are 0.",
-        imitates=("A05",),
         bites_where=PROMPT_OF_TWO,
         signature="all tokens off",
     ),
