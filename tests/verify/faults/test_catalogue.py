@@ -1,0 +1,112 @@
+"""The catalogue is whole: every public report accounted for, every stage hit, every fault shown by a default case."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from verify.cases import tiny_cases
+from verify.faults.catalogue import CATALOGUE, FAULTS, biting_cases, mutation_named
+from verify.faults.controls import EQUIVALENT_MUTANTS
+from verify.faults.fault import CHECKS, Fault, Mutation
+from verify.faults.stages import STAGES
+
+CASES = tiny_cases(257, 0)
+PUBLIC = {f"A{number:02}" for number in range(1, 90)}
+DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
+
+
+def public_rows() -> dict[str, str]:
+    """What docs/faults.md says became of each public report."""
+    rows = re.findall(r"^\| (A\d\d) \|.*\| (.*) \|$", DOCS, flags=re.MULTILINE)
+    assert len(rows) == len({entry for entry, _ in rows})
+    return dict(rows)
+
+
+def test_names_are_distinct_and_stable_ids() -> None:
+    names = [mutation.name for mutation in CATALOGUE]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
+
+
+def test_there_are_many_faults_and_some_at_every_stage() -> None:
+    assert len(FAULTS) >= 50
+    assert {fault.stage for fault in FAULTS} == set(STAGES)
+
+
+def test_every_fault_says_what_it_is_and_what_must_catch_it() -> None:
+    for fault in FAULTS:
+        assert fault.what.endswith("."), fault.name
+        assert fault.signature, fault.name
+        assert fault.must_kill, fault.name
+        assert set(fault.must_kill) <= set(CHECKS), fault.name
+    assert all(mutant.why_equal for mutant in EQUIVALENT_MUTANTS)
+
+
+def test_no_two_mutations_replace_a_stage_by_the_same_thing() -> None:
+    replacements = [(m.stage, repr(m.replacement), m.packing, type(m)) for m in CATALOGUE]
+    assert len(set(replacements)) == len(replacements)
+
+
+@pytest.mark.parametrize("mutation", CATALOGUE, ids=lambda mutation: mutation.name)
+def test_a_mutation_is_a_value_that_pickles(mutation: Mutation) -> None:
+    again = pickle.loads(pickle.dumps(mutation))  # ours, made a line above
+    assert (again.name, again.stage, again.bites_where) == (mutation.name, mutation.stage, mutation.bites_where)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_every_mutation_bites_on_a_default_case(seed: int) -> None:
+    cases = tiny_cases(257, seed)
+    assert [m.name for m in CATALOGUE if not biting_cases(m, cases, 3)] == []
+
+
+def test_conditions_tell_cases_apart() -> None:
+    """A condition that held everywhere, or nowhere, would say nothing."""
+    conditional = {m.bites_where.words: m.bites_where for m in CATALOGUE if m.bites_where.words != "everywhere"}
+    assert len(conditional) > 15
+    for words, condition in conditional.items():
+        held = [case.name for case in CASES if condition.holds(case)]
+        assert 0 < len(held) < len(CASES), words
+
+
+def test_the_smallest_biting_cases_are_chosen() -> None:
+    fault = mutation_named("window-in-row-slots")
+    assert [case.name for case in biting_cases(fault, CASES, 2)] == ["length-127", "length-128"]
+    assert biting_cases(fault, CASES[:4], 2) == ()
+
+
+def test_an_unknown_name_gets_the_nearest_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown fault 'causal-mask': did you mean .*causal-mask-only"):
+        mutation_named("causal-mask")
+
+
+# The public list.
+
+
+def test_every_public_report_is_planted_or_explained() -> None:
+    rows = public_rows()
+    assert set(rows) == PUBLIC
+    assert {entry for m in CATALOGUE for entry in m.imitates} <= PUBLIC
+    for entry, became in rows.items():
+        planted = {m.name for m in CATALOGUE if entry in m.imitates}
+        if planted:
+            assert set(re.findall(r"`([^`]+)`", became)) == planted, entry
+        else:
+            assert became.startswith("not planted: "), entry
+            assert len(became) > 40, entry
+
+
+def test_most_public_reports_are_planted_as_faults() -> None:
+    assert len({entry for fault in FAULTS for entry in fault.imitates}) >= 70
+
+
+def test_every_mutation_is_described_in_the_docs() -> None:
+    for mutation in CATALOGUE:
+        row = next((line for line in DOCS.splitlines() if line.startswith(f"| `{mutation.name}` |")), "")
+        assert mutation.what in row, mutation.name
+        assert mutation.bites_where.words in row, mutation.name
+        reason = mutation.signature if isinstance(mutation, Fault) else getattr(mutation, "why_equal", "")
+        assert reason in row, mutation.name
