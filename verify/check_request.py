@@ -12,12 +12,15 @@ from reports.record import DataRecord, Record
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.environment import read_environment
 from verify.gate import GateRequest, Progress, run_gate
+from verify.groups import check_token_ids
+from verify.models.checkpoint import CheckpointError
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.lora import LoraSpec
-from verify.models.request import DTYPES, ModelRequest, vocabulary_size
+from verify.models.request import DTYPES, ModelRequest, requested_config
 from verify.objective import DpoSigmoid
 from verify.recording import RunFacts, record_run
 from verify.subject import Subject
+from verify.subjects.oracle import check_known_to_oracle
 from verify.subjects.pairwise import VARIATIONS
 from verify.subjects.selection import default_subjects, select_subject
 from verify.threads import torch_threads
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 _PAIRS_BY_DEFAULT = 4
 _VIOLATIONS_KEPT = 50
 _TINY = "tiny"
+
+
+class GateError(Exception):
+    """The gate failed on a request that was found good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +66,29 @@ class CheckOptions:
         return self.model.lower() == _TINY
 
 
-def run_check(
-    options: CheckOptions, progress: Progress, *, command: Sequence[str], started: float, import_s: float
-) -> Record:
-    """Run ``packparity check``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCheck:
+    """A request whose every option and input file was found good.
+
+    Args:
+        request: What the gate will be asked.
+        options: The options it came from.
+        loaded: The real pairs, or None.
+    """
+
+    request: GateRequest
+    options: CheckOptions
+    loaded: LoadedPairs | None
+
+
+def prepare_check(options: CheckOptions) -> PreparedCheck:
+    """Turn options into a request; everything that can be wrong with them is found here, before any work.
 
     Args:
         options: The options.
-        progress: Called with what is being done.
-        command: The command line, for the record.
-        started: ``time.perf_counter()`` when the program began.
-        import_s: Wall time of the imports.
 
     Returns:
-        The record of the run.
+        The request and what it came from.
 
     Raises:
         ValueError: An option or an input is wrong; the message says which and what would be right.
@@ -84,25 +100,54 @@ def run_check(
         seed=options.seed,
         lora=LoraSpec(strength=0.3 if options.is_tiny else 0.1),
     )
+    config = requested_config(model)
+    check_known_to_oracle(config)
     subjects = _subjects(options)
-    policy = load_policy(options.policy)
-    objective = DpoSigmoid(beta=options.beta, label_smoothing=options.label_smoothing)
-    dtypes = _dtypes(options)
-    cases, loaded = _cases(options, vocabulary_size(model))
+    cases, loaded = _cases(options, int(config.vocab_size))
+    for case in cases:
+        check_token_ids(case.groups, int(config.vocab_size))
     request = GateRequest(
         model=model,
-        dtypes=dtypes,
+        dtypes=_dtypes(options),
         subjects=subjects,
         cases=cases,
-        objective=objective,
-        policy=policy,
+        objective=DpoSigmoid(beta=options.beta, label_smoothing=options.label_smoothing),
+        policy=load_policy(options.policy),
         variations=options.variations or _variations(options),
         seed=options.seed,
     )
+    return PreparedCheck(request=request, options=options, loaded=loaded)
+
+
+def run_check(
+    prepared: PreparedCheck, progress: Progress, *, command: Sequence[str], started: float, import_s: float
+) -> Record:
+    """Run ``packparity check``.
+
+    Args:
+        prepared: The request.
+        progress: Called with what is being done.
+        command: The command line, for the record.
+        started: ``time.perf_counter()`` when the program began.
+        import_s: Wall time of the imports.
+
+    Returns:
+        The record of the run.
+
+    Raises:
+        CheckpointError: The weights of a checkpoint do not fit its config.
+        GateError: The gate itself failed; nothing is known about any subject.
+    """
+    request, options, loaded = prepared.request, prepared.options, prepared.loaded
     threads = options.threads or (1 if options.is_tiny else None)
-    with torch_threads(threads):
-        outcome = run_gate(request, progress)
-        environment = read_environment(model.device)
+    try:
+        with torch_threads(threads):
+            outcome = run_gate(request, progress)
+            environment = read_environment(request.model.device)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise GateError(f"the gate itself failed: {error}") from error
     seeds = {"weights": options.seed, "adapters": options.seed + 1, "passes": options.seed}
     seeds["sample" if loaded else "cases"] = options.seed
     facts = RunFacts(
@@ -111,8 +156,8 @@ def run_check(
         import_s=import_s,
         total_s=time.perf_counter() - started,
         seeds=seeds,
-        data=_data_record(loaded, cases) if loaded else None,
-        notes=_notes(options, outcome.model.num_layers_published, subjects),
+        data=_data_record(loaded, request.cases) if loaded else None,
+        notes=_notes(options, outcome.model.num_layers_published, request.subjects),
     )
     return record_run(request, outcome, facts)
 

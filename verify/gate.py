@@ -183,7 +183,7 @@ def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
         for case in request.cases:
             check_token_ids(case.groups, holder.model.get_input_embeddings().num_embeddings)
         runs = [_run_case(case, dtype, holder, request, oracle_cache, steps) for case in request.cases]
-        noise = measure_noise([run.noise for run in runs])
+        noise = measure_noise([run.noise for run in runs], not_pooled={run.case.name for run in runs if run.vacuous})
         adapters = vacuous_adapters(holder.model)
         for run in runs:
             results += _judge_case(run, dtype, request, noise, adapters)

@@ -40,6 +40,7 @@ class _ModuleSettings:
 
     training: bool
     adapters_disabled: bool | None
+    gradient_checkpointing: bool | None
     hooks: tuple[dict[int, Any], ...]
     forward: Any
     parameters: dict[str, _ParameterSettings]
@@ -49,6 +50,7 @@ class _ModuleSettings:
         return _ModuleSettings(
             training=module.training,
             adapters_disabled=getattr(module, "_disable_adapters", None),
+            gradient_checkpointing=getattr(module, "gradient_checkpointing", None),
             hooks=tuple(dict(getattr(module, kind)) for kind in _MODULE_HOOKS),
             forward=vars(module).get("forward"),
             parameters={n: _ParameterSettings.read(p) for n, p in module._parameters.items() if p is not None},
@@ -58,6 +60,8 @@ class _ModuleSettings:
         module.training = self.training
         if self.adapters_disabled is not None:
             module._disable_adapters = self.adapters_disabled
+        if self.gradient_checkpointing is not None:
+            module.gradient_checkpointing = self.gradient_checkpointing
         for kind, hooks in zip(_MODULE_HOOKS, self.hooks, strict=True):
             registered = getattr(module, kind)
             registered.clear()
@@ -82,6 +86,9 @@ _TORCH_SETTINGS = (
     _TorchSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _TorchSetting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
     _TorchSetting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _TorchSetting(
+        "deterministic algorithms", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+    ),
     _TorchSetting("number of threads", torch.get_num_threads, torch.set_num_threads),
 )
 

@@ -7,7 +7,7 @@ distances are measured on the cases of the run, in the dtype of the run. A budge
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,7 +61,7 @@ class NoiseFloor:
     pooled_rms: Mapping[tuple[BudgetKind, Quantity, str], float]
 
 
-def measure_noise(samples: Sequence[NoiseSample]) -> NoiseFloor:
+def measure_noise(samples: Sequence[NoiseSample], *, not_pooled: Collection[str] = ()) -> NoiseFloor:
     """Collect the noise of all cases of one dtype.
 
     Of several forms (or pairs of forms) the one that differs most counts, in each case and over all cases.
@@ -69,6 +69,7 @@ def measure_noise(samples: Sequence[NoiseSample]) -> NoiseFloor:
 
     Args:
         samples: One per case; at least one.
+        not_pooled: Names of cases that prove nothing and whose noise stays with them, unless there are no others.
 
     Returns:
         The noise floor.
@@ -81,6 +82,7 @@ def measure_noise(samples: Sequence[NoiseSample]) -> NoiseFloor:
     by_case: dict[_CaseKey, Noise] = {}
     pooled: dict[tuple[BudgetKind, Quantity, str], float] = {}
     runs: dict[tuple[BudgetKind, str], list[Sequence[Comparison]]] = {}
+    pool = {sample.case for sample in samples} - set(not_pooled) or set(not_pooled)
     for sample in samples:
         if not sample.to_oracle or not sample.between:
             raise ValueError(f"case {sample.case}: no harmless variation of the unpacked path was measured")
@@ -90,7 +92,8 @@ def measure_noise(samples: Sequence[NoiseSample]) -> NoiseFloor:
         )
         for kind, forms in measured:
             for form, comparisons in forms.items():
-                runs.setdefault((kind, form), []).append(comparisons)
+                if sample.case in pool:
+                    runs.setdefault((kind, form), []).append(comparisons)
                 for comparison in _measured(comparisons):
                     _keep_larger(by_case, (sample.case, kind, comparison.quantity, comparison.part), comparison, form)
     for (kind, _), of_form in runs.items():

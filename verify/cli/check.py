@@ -48,9 +48,9 @@ def check(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rich.console import Console
 
-    from reports.store import check_writable, record_json, write_reports
+    from reports.store import check_writable, discard_results, record_json, write_reports
     from reports.terminal import print_record
-    from verify.check_request import CheckOptions, run_check
+    from verify.check_request import CheckOptions, prepare_check, run_check
     from verify.cli.progress import show_progress
     from verify.verdict import Verdict, exit_status
 
@@ -76,8 +76,13 @@ def check(
     if out is not None:
         check_writable(out)
     import_s = time.perf_counter() - STARTED
+    prepared = prepare_check(options)
+    if out is not None:
+        discard_results(out)  # an interrupted run must not leave the results of another behind
     with show_progress(quiet) as progress:
-        record = run_check(options, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s)
+        record = run_check(
+            prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
+        )
     written = write_reports(record, out) if out is not None else ()
     if json:
         sys.stdout.write(record_json(record))

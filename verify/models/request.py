@@ -11,7 +11,7 @@ import torch
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, named_config
 from verify.models.lora import LoraSpec, add_lora
-from verify.models.random_weights import build_random
+from verify.models.random_weights import build_random, hf_config
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -117,12 +117,25 @@ def check_device(device: str) -> None:
         raise ValueError(f"--device {device}: only cpu and cuda are supported")
 
 
+def requested_config(request: ModelRequest) -> Any:
+    """The transformers config that the request names, published depth; no weights are touched.
+
+    Raises:
+        ValueError: The checkpoint's config cannot be read (CheckpointError), or names no vocabulary.
+    """
+    if not request.is_checkpoint:
+        config = named_config(request.name)
+        return hf_config(config, config.num_hidden_layers)
+    found = read_config(Path(request.name))
+    if not isinstance(getattr(found, "vocab_size", None), int):
+        raise ValueError(f"{request.name}/config.json: no vocab_size; a causal LM over text is needed")
+    return found
+
+
 def vocabulary_size(request: ModelRequest) -> int:
     """Rows of the embedding, read from the config alone.
 
     Raises:
-        ValueError: The checkpoint's config cannot be read (CheckpointError).
+        ValueError: As for :func:`requested_config`.
     """
-    if request.is_checkpoint:
-        return int(read_config(Path(request.name)).vocab_size)
-    return named_config(request.name).vocab_size
+    return int(requested_config(request).vocab_size)

@@ -56,6 +56,18 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Dpo
     )
 
 
+def check_known_to_oracle(config: Any) -> None:
+    """Refuse a model that the oracle has no decoder for.
+
+    Args:
+        config: The transformers config.
+
+    Raises:
+        ValueError: With what the oracle knows.
+    """
+    from_hf_config(config.to_dict())
+
+
 def read_tensors(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraFactors]]:
     """Weights under their names before wrapping, and LoRA factors by module.
 

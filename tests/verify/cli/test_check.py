@@ -145,7 +145,12 @@ def test_by_default_every_packed_subject_meets_every_case(cli: Cli, monkeypatch:
 
     monkeypatch.setattr("verify.check_request.run_gate", stop)
     for name in ("tiny", "TINY"):
-        assert cli("--model", name).err == "packparity: error: stopped\n"
+        done = cli("--model", name)
+        assert (
+            done.err
+            == "packparity: nothing was proven: GateError: the gate itself failed: stopped (--debug shows where)\n"
+        )
+        assert done.status == 3, "the request was good: the fault is not the user's"
         request = seen.pop()
         assert len(request.subjects) == 8
         assert len(request.cases) >= 12
