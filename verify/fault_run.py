@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -47,22 +47,31 @@ class _Planting:
     subject: FaultySubject
 
 
-def run_faults(
-    options: FaultOptions, progress: Progress, *, command: Sequence[str], started: float, import_s: float
-) -> KillMatrix:
-    """Run ``packparity faults``: the parity gate on the tiny model, with the catalogue's faults as subjects.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedFaults:
+    """A request that was checked and can be run.
+
+    Args:
+        request: The run of the gate, with a subject for each mutation.
+        mutations: The mutations by the names of their subjects.
+        notes: What a reader must know.
+    """
+
+    request: GateRequest
+    mutations: Mapping[str, Mutation]
+    notes: Sequence[str]
+
+
+def prepare_faults(options: FaultOptions) -> PreparedFaults:
+    """Turn options into a run of the gate: the tiny model, with the catalogue's mutations as subjects.
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it.
 
     Args:
         options: The options.
-        progress: Called with what is being done.
-        command: The command line, for the record.
-        started: ``time.perf_counter()`` when the program began.
-        import_s: Wall time of the imports.
 
     Returns:
-        The kill matrix.
+        The prepared run.
 
     Raises:
         ValueError: An unknown fault, case or dtype, or a named fault that no case can show.
@@ -79,22 +88,43 @@ def run_faults(
         policy=load_policy(options.policy),
         seed=options.seed,
     )
+    mutations = {planting.subject.name: planting.mutation for planting in plantings}
+    return PreparedFaults(request=request, mutations=mutations, notes=notes)
+
+
+def run_faults(
+    prepared: PreparedFaults, progress: Progress, *, command: Sequence[str], started: float, import_s: float
+) -> KillMatrix:
+    """Run ``packparity faults``.
+
+    Args:
+        prepared: What to run.
+        progress: Called with what is being done.
+        command: The command line, for the record.
+        started: ``time.perf_counter()`` when the program began.
+        import_s: Wall time of the imports.
+
+    Returns:
+        The kill matrix.
+
+    Raises:
+        WitnessError: The unpacked path cannot be run.
+    """
+    request = prepared.request
     with torch_threads(1):
         outcome = run_gate(request, progress)
-        environment = read_environment(model.device)
-    mutations = {planting.subject.name: planting.mutation for planting in plantings}
+        environment = read_environment(request.model.device)
     summaries = summarise(outcome.results, request.subjects, request.dtypes)
-    kills = [kill_of(mutations[summary.subject], summary) for summary in summaries]
+    kills = [kill_of(prepared.mutations[summary.subject], summary) for summary in summaries]
+    seed = request.seed
     facts = RunFacts(
         command=command,
         environment=environment,
         import_s=import_s,
         total_s=time.perf_counter() - started,
-        seeds={
-            name: options.seed + plus for name, plus in (("weights", 0), ("adapters", 1), ("passes", 0), ("cases", 0))
-        },
+        seeds={"weights": seed, "adapters": seed + 1, "passes": seed, "cases": seed},
         data=None,
-        notes=notes,
+        notes=prepared.notes,
     )
     run = record_run(request, outcome, facts)
     return KillMatrix(

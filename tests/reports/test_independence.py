@@ -67,5 +67,6 @@ def test_no_module_names_what_it_must_not_import(path: Path) -> None:
     assert "pyplot" not in path.read_text(encoding="utf-8")
 
 
-def test_the_template_and_its_style_lie_in_the_package() -> None:
-    assert {path.name for path in (PACKAGE / "templates").iterdir()} == {"report.html.j2", "report.css"}
+def test_the_templates_and_their_style_lie_in_the_package() -> None:
+    names = {path.name for path in (PACKAGE / "templates").iterdir()}
+    assert names == {"report.html.j2", "kill_matrix.html.j2", "report.css"}

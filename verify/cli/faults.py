@@ -35,9 +35,9 @@ def faults(
 
     from reports.kill_matrix_store import KILL_MATRIX_FILES, kill_matrix_json, write_kill_matrix
     from reports.kill_matrix_terminal import print_kill_matrix
-    from reports.store import check_writable
+    from reports.store import check_writable, discard_results
     from verify.cli.progress import show_progress
-    from verify.fault_run import FaultOptions, run_faults
+    from verify.fault_run import FaultOptions, prepare_faults, run_faults
     from verify.verdict import Verdict, exit_status
 
     options = FaultOptions(
@@ -51,9 +51,12 @@ def faults(
     if out is not None:
         check_writable(out, KILL_MATRIX_FILES)
     import_s = time.perf_counter() - STARTED
+    prepared = prepare_faults(options)
+    if out is not None:
+        discard_results(out, KILL_MATRIX_FILES)  # an interrupted run must not leave the results of another behind
     with show_progress(quiet) as progress:
         matrix = run_faults(
-            options, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
+            prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
         )
     written = write_kill_matrix(matrix, out) if out is not None else ()
     if json:

@@ -1,0 +1,68 @@
+"""``packparity faults`` from options to the kill matrix, and its exit status, on few faults and two cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reports.kill_matrix_store import read_kill_matrix
+from verify.cli.app import app
+from verify.fault_run import FaultOptions, prepare_faults
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"faults": ("causal-mask",)}, "unknown fault 'causal-mask'.*causal-mask-only"),
+        ({"cases": ("balance",)}, "unknown case 'balance': give some of balanced"),
+        ({"dtypes": ("float16",)}, "unknown dtype 'float16': give float64"),
+        (
+            {"faults": ("sum-over-groups",), "cases": ("balanced",)},
+            "fault sum-over-groups: no case can show it; it bites where a case has several groups",
+        ),
+    ],
+)
+def test_a_request_that_would_prove_nothing_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare_faults(FaultOptions(**options))
+
+
+def test_faults_that_no_named_case_can_show_are_left_out_by_name() -> None:
+    prepared = prepare_faults(FaultOptions(cases=("balanced",)))
+    assert "sum-over-groups" in prepared.notes[0]
+    assert "fault:sum-over-groups" not in prepared.mutations
+    assert "fault:causal-mask-only" in prepared.mutations
+    assert prepare_faults(FaultOptions()).notes == []
+
+
+def test_the_command_writes_what_it_prints_and_passes_where_the_checks_do_what_they_must(tmp_path: Path) -> None:
+    names = ["neighbour-predicts", "gradients-zero", "positions-shifted"]
+    arguments = ["faults", "--quiet", "--out", str(tmp_path), "--case", "balanced", "--case", "special-ids-inside"]
+    result = CliRunner().invoke(app, [*arguments, *(part for name in names for part in ("--fault", name))])
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 planted faults killed, 0 of 1 equivalent mutant flagged" in " ".join(result.output.split())
+    matrix = read_kill_matrix(tmp_path)
+    assert [(m.name, m.outcome) for m in matrix.mutations] == list(
+        zip(names, ["killed", "killed", "quiet"], strict=True)
+    )
+    assert {case for m in matrix.mutations for case in m.cases} == {"special-ids-inside", "balanced"}
+    assert matrix.objective["label_smoothing"] == 0.1
+    assert matrix.num_compared > 1000
+    assert matrix.mutations[0].catches[0].where.startswith("group 0, rejected, token 0, predicted from the last prompt")
+
+
+def test_a_fault_that_survives_makes_the_command_fail(tmp_path: Path) -> None:
+    """A policy of absurd tolerance lets a small fault through, and the command says so."""
+    from importlib import resources
+
+    text = resources.files("verify").joinpath("policy.toml").read_text(encoding="utf-8")
+    lax = tmp_path / "lax.toml"
+    lax.write_text(text.replace("factor = 2.0", "factor = 1e9"), encoding="utf-8")
+    arguments = ["faults", "--quiet", "--fault", "gradients-in-bfloat16", "--case", "balanced", "--policy", str(lax)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    assert "0 of 1 planted fault killed" in " ".join(result.output.split())
+    assert "parity passes on case balanced" in result.output
