@@ -35,7 +35,6 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 IMPLEMENTATIONS = ("reference_impl", "packed_impl")
 # Names of users' own subjects are known at run time only.
 MAY_IMPORT_BY_COMPUTED_NAME = frozenset({"verify/subjects/selection.py"})
-COMES_WITH = {"markupsafe": "jinja2"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def test_everything_imported_from_elsewhere_is_declared() -> None:
     declared = {re.split(r"[^A-Za-z0-9_.-]", requirement)[0].lower() for requirement in requirements}
     imported = {i.package for source in sources().values() for i in imports(source)}
     foreign = imported - STANDARD_LIBRARY - OURS - {COMPUTED}
-    assert {COMES_WITH.get(package, package) for package in foreign} == declared
+    assert foreign == declared
 
 
 # The rules can fail.
