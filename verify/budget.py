@@ -61,7 +61,7 @@ def direct_budget(
     """Budget of log-probs, or of one LoRA tensor, for the maximum and for the RMS.
 
     budget = factor * (max(noise of this case, noise over all cases, widened for n values) + shared noise)
-             + epsilons * eps(dtype) * size
+             + epsilons * eps(dtype) * size, widened for n values
 
     Args:
         kind: Distance to the oracle or to the witness.
@@ -91,7 +91,7 @@ def direct_budget(
     budgets: dict[Statistic, Budget] = {}
     for statistic, (of_case, of_run) in noises.items():
         value = max(of_case, of_run) + shared_noise * (peak if statistic == "max" else 1.0)
-        floor = policy.floor.epsilons * epsilon * size[statistic]
+        floor = policy.floor.epsilons * epsilon * size[statistic] * widened
         budgets[statistic] = Budget(
             value=factor * value + floor,
             factor=factor,

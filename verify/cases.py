@@ -40,6 +40,11 @@ class Case:
         return sum(len(ids) for group in self.groups for ids in group.completions)
 
     @property
+    def num_completions(self) -> int:
+        """Completions over all groups; as many rows has the pairwise layout."""
+        return sum(len(group.completions) for group in self.groups)
+
+    @property
     def pairwise_slots(self) -> int:
         """Token slots that one unpadded row per completion feeds to the embedding."""
         return sum(len(group.prompt_ids) + len(ids) for group in self.groups for ids in group.completions)

@@ -91,6 +91,7 @@ class Result:
     judgements: tuple[Judgement, ...] = ()
     phases: tuple[PhaseSlots, ...] = ()
     pairwise_slots: int = 0
+    pairwise_rows: int = 0
     """Token slots that a policy and a reference pass feed with one unpadded row per completion."""
 
     @property
@@ -331,4 +332,5 @@ def _result(
         judgements=judgements,
         phases=subject.observation.phases if subject.observation is not None else (),
         pairwise_slots=2 * run.case.pairwise_slots,
+        pairwise_rows=2 * run.case.num_completions,
     )

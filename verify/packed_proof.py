@@ -36,8 +36,9 @@ class Summary:
 def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Sequence[str]) -> tuple[Summary, ...]:
     """Fold the results of each subject and dtype, and judge the proof that the packed path ran.
 
-    A subject that says packed and feeds, over the run, as many slots as the pairwise layout is INCONCLUSIVE: a naive
-    comparison would hold padded rows against padded rows and pass. Single cases may save nothing (one-token prompts).
+    A subject that says packed and feeds, over the run, as many slots in as many rows as the pairwise layout is
+    INCONCLUSIVE: a naive comparison would hold padded rows against padded rows and pass. Single cases may save nothing
+    (one-token prompts). Sequence packing shares no prompt: it feeds as many slots, none of them padding, in fewer rows.
 
     Args:
         results: All results of the run.
@@ -53,7 +54,8 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
             own = tuple(r for r in results if r.subject == subject.name and r.dtype == dtype)
             totals = _totals(own)
             doubts = [] if layout_of(subject) == "unpacked" else [d for t in totals if (d := _doubt(t))]
-            most = max(totals, key=lambda total: total.slots / total.pairwise_slots, default=_Total("", 0, 0, 0))
+            fed = [total.both for total in totals]
+            most = max(fed, key=lambda one: one.slots / one.pairwise_slots, default=_Fed(""))
             summaries.append(
                 Summary(
                     subject=subject.name,
@@ -69,42 +71,68 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
 
 
 @dataclass(frozen=True, slots=True)
+class _Fed:
+    """Slots and rows of one pass over all cases, and what the pairwise layout would have fed."""
+
+    what: str
+    slots: int = 0
+    rows: int = 0
+    pairwise_slots: int = 0
+    pairwise_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Total:
-    phase: str
-    slots: int
-    slots_with_grad: int
-    pairwise_slots: int
+    """One phase over all cases: both passes together, and the policy pass (that with gradients) alone."""
+
+    both: _Fed
+    policy: _Fed
+
+    @property
+    def reference(self) -> _Fed:
+        return _Fed(
+            f"the reference pass of {self.both.what}",
+            self.both.slots - self.policy.slots,
+            self.both.rows - self.policy.rows,
+            self.policy.pairwise_slots,
+            self.policy.pairwise_rows,
+        )
 
 
 def _totals(results: Sequence[Result]) -> list[_Total]:
     totals: dict[str, _Total] = {}
     for result in results:
         for phase in result.phases:
-            known = totals.get(phase.phase, _Total(phase.phase, 0, 0, 0))
-            totals[phase.phase] = _Total(
-                phase.phase,
-                known.slots + phase.count.slots,
-                known.slots_with_grad + phase.count.slots_with_grad,
-                known.pairwise_slots + result.pairwise_slots,
+            name, count = phase.phase, phase.count
+            known = totals.get(name, _Total(_Fed(name), _Fed(f"the policy pass of {name}")))
+            slots, rows = result.pairwise_slots, result.pairwise_rows
+            totals[name] = _Total(
+                _added(known.both, count.slots, count.rows, slots, rows),
+                _added(known.policy, count.slots_with_grad, count.rows_with_grad, slots // 2, rows // 2),
             )
     return list(totals.values())
 
 
+def _added(fed: _Fed, slots: int, rows: int, pairwise_slots: int, pairwise_rows: int) -> _Fed:
+    return _Fed(
+        fed.what,
+        fed.slots + slots,
+        fed.rows + rows,
+        fed.pairwise_slots + pairwise_slots,
+        fed.pairwise_rows + pairwise_rows,
+    )
+
+
 def _doubt(total: _Total) -> str:
-    if total.slots == 0:
-        return f"no token passed the model's embedding in {total.phase}: that a packed path ran cannot be shown"
+    if total.both.slots == 0:
+        return f"no token passed the model's embedding in {total.both.what}: that a packed path ran cannot be shown"
     # A padded policy pass may not hide behind a packed reference pass. Without a backward pass they look alike.
-    of_policy, of_reference = total.slots_with_grad, total.slots - total.slots_with_grad
-    passes = [(total.phase, total.slots, total.pairwise_slots)]
-    if of_policy:
-        passes += [
-            (f"the policy pass of {total.phase}", of_policy, total.pairwise_slots // 2),
-            (f"the reference pass of {total.phase}", of_reference, total.pairwise_slots // 2),
-        ]
-    for name, slots, unpacked in passes:
-        if slots >= unpacked:
+    passes = [total.both, total.policy, total.reference] if total.policy.slots else [total.both]
+    for fed in passes:
+        shares_rows = fed.slots == fed.pairwise_slots and fed.rows < fed.pairwise_rows
+        if fed.slots >= fed.pairwise_slots and not shares_rows:
             return (
-                f"says packed, but {name} fed {slots} token slots where unpacked rows feed {unpacked}: "
-                "the packed path did not run"
+                f"says packed, but {fed.what} fed {fed.slots} token slots in {fed.rows} rows where unpacked rows feed "
+                f"{fed.pairwise_slots} in {fed.pairwise_rows}: the packed path did not run"
             )
     return ""

@@ -15,13 +15,15 @@ from torch import nn
 class SlotCount:
     """Token slots, rows and calls that passed the embedding while it was being counted.
 
-    ``slots_with_grad`` are those of ``slots`` that were fed with gradients enabled: the policy pass, not the reference.
+    ``slots_with_grad`` and ``rows_with_grad`` are those that were fed with gradients enabled: the policy pass, not the
+    reference pass.
     """
 
     slots: int = 0
     rows: int = 0
     forward_calls: int = 0
     slots_with_grad: int = 0
+    rows_with_grad: int = 0
 
 
 @contextmanager
@@ -46,10 +48,14 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
 
     def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         input_ids = args[0] if args else kwargs["input"]
-        count.slots += input_ids.numel()
-        count.rows += input_ids.numel() // input_ids.shape[-1] if input_ids.numel() else 0
+        slots = input_ids.numel()
+        rows = slots // input_ids.shape[-1] if slots else 0
+        count.slots += slots
+        count.rows += rows
         count.forward_calls += 1
-        count.slots_with_grad += input_ids.numel() if torch.is_grad_enabled() else 0
+        if torch.is_grad_enabled():
+            count.slots_with_grad += slots
+            count.rows_with_grad += rows
 
     handle = embedding.register_forward_hook(add, with_kwargs=True)
     try:

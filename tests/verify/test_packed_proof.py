@@ -18,10 +18,12 @@ def subject(**attributes: Any) -> Any:
     return SimpleNamespace(name="s", per_token_logps=lambda model, groups: [], **attributes)
 
 
-def result(slots: int | None, pairwise: int = 20, verdict: Verdict = Verdict.PASS, **changes: Any) -> Result:
-    phases = () if slots is None else (PhaseSlots("log-probs", SlotCount(slots, 1, 1)),)
+def result(
+    slots: int | None, pairwise: int = 20, verdict: Verdict = Verdict.PASS, *, rows: int = 4, **changes: Any
+) -> Result:
+    phases = () if slots is None else (PhaseSlots("log-probs", SlotCount(slots, rows, 2)),)
     settings = {"case": "c", "subject": "s", "dtype": "float32", "reasons": (), "phases": phases, **changes}
-    return Result(verdict=verdict, pairwise_slots=pairwise, **settings)
+    return Result(verdict=verdict, pairwise_slots=pairwise, pairwise_rows=4, **settings)
 
 
 def summary(*results: Result, **attributes: Any) -> Summary:
@@ -40,8 +42,16 @@ def test_as_many_slots_as_unpacked_rows_are_no_proof(slots: int) -> None:
     found = summary(result(slots))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.reasons == (
-        f"says packed, but log-probs fed {slots} token slots where unpacked rows feed 20: the packed path did not run",
+        f"says packed, but log-probs fed {slots} token slots in 4 rows where unpacked rows feed 20 in 4: "
+        "the packed path did not run",
     )
+
+
+def test_as_many_slots_in_fewer_rows_are_sequence_packing() -> None:
+    """Block-diagonal rows share no prompt; what they save is padding and rows."""
+    assert summary(result(20, rows=2)).verdict is Verdict.PASS
+    assert summary(result(21, rows=2)).verdict is Verdict.INCONCLUSIVE, "padding was fed"
+    assert summary(result(20, rows=4)).verdict is Verdict.INCONCLUSIVE, "one row per completion"
 
 
 def test_a_case_in_which_nothing_can_be_saved_counts_with_the_others() -> None:
@@ -62,11 +72,12 @@ def test_no_slot_at_all_is_no_proof() -> None:
 
 def test_each_phase_must_save_slots() -> None:
     """Log-probs from packed rows and a loss from padded ones: the part that trains did not run packed."""
-    phases = (PhaseSlots("log-probs", SlotCount(12, 1, 1)), PhaseSlots("loss", SlotCount(22, 2, 2)))
+    phases = (PhaseSlots("log-probs", SlotCount(12, 2, 2)), PhaseSlots("loss", SlotCount(22, 4, 2)))
     found = summary(result(None, phases=phases))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.reasons == (
-        "says packed, but loss fed 22 token slots where unpacked rows feed 20: the packed path did not run",
+        "says packed, but loss fed 22 token slots in 4 rows where unpacked rows feed 20 in 4: "
+        "the packed path did not run",
     )
     assert found.slots == 22, "the phase that saved least is shown"
 
@@ -76,13 +87,13 @@ def test_each_phase_must_save_slots() -> None:
     [
         (6, 6, ""),
         (6, 0, ""),  # the reference was computed beforehand
-        (10, 6, "the policy pass of log-probs fed 10 token slots where unpacked rows feed 10"),
-        (12, 2, "the policy pass of log-probs fed 12 token slots where unpacked rows feed 10"),
-        (6, 10, "the reference pass of log-probs fed 10 token slots where unpacked rows feed 10"),
+        (10, 6, "the policy pass of log-probs fed 10 token slots in 2 rows where unpacked rows feed 10 in 2"),
+        (12, 2, "the policy pass of log-probs fed 12 token slots in 2 rows where unpacked rows feed 10 in 2"),
+        (6, 10, "the reference pass of log-probs fed 10 token slots in 2 rows where unpacked rows feed 10 in 2"),
     ],
 )
 def test_a_padded_pass_does_not_hide_behind_a_packed_one(with_grad: int, without: int, message: str) -> None:
-    count = SlotCount(with_grad + without, 2, 2, slots_with_grad=with_grad)
+    count = SlotCount(with_grad + without, 4, 2, slots_with_grad=with_grad, rows_with_grad=2)
     found = summary(result(None, phases=(PhaseSlots("log-probs", count),)))
     assert found.verdict is (Verdict.INCONCLUSIVE if message else Verdict.PASS)
     assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")

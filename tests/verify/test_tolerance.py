@@ -50,7 +50,7 @@ def test_every_number_has_a_reason_beside_it() -> None:
 
 
 def test_a_policy_that_asks_more_is_taken(tmp_path: Path) -> None:
-    path = write(tmp_path, changed("factor = 2.0", "factor = 1"))
+    path = write(tmp_path, changed("factor = 3.0", "factor = 1"))
     assert load_policy(path).oracle.factor == 1.0
 
 
@@ -70,11 +70,11 @@ def test_every_dtype_has_bounds_of_its_own() -> None:
         ("[plausible.float64]", "[plausible.float16]", r"key 'plausible.float64' is missing; unknown key .*float16"),
         ("schema_version = 1\n", "", r"key 'schema_version' is missing"),
         ("schema_version = 1", "schema_version = 2", r"schema_version = 2: Input should be 1"),
-        ("factor = 2.0", "factor = 0.9", r"oracle.factor = 0.9: .* greater than or equal to 1"),
-        ("factor = 2.0", "factor = inf", r"oracle.factor = inf: .* finite"),
-        ("factor = 2.0", "factor = nan", r"oracle.factor = nan: .* finite"),
-        ("factor = 2.0", 'factor = "2.0"', r"oracle.factor = '2.0': .* valid number"),
-        ("factor = 2.0", "factor = true", r"oracle.factor = True: .* valid number"),
+        ("factor = 3.0", "factor = 0.9", r"oracle.factor = 0.9: .* greater than or equal to 1"),
+        ("factor = 3.0", "factor = inf", r"oracle.factor = inf: .* finite"),
+        ("factor = 3.0", "factor = nan", r"oracle.factor = nan: .* finite"),
+        ("factor = 3.0", 'factor = "2.0"', r"oracle.factor = '2.0': .* valid number"),
+        ("factor = 3.0", "factor = true", r"oracle.factor = True: .* valid number"),
         ("epsilons = 1.0", "epsilons = -1.0", r"floor.epsilons = -1.0: .* greater than or equal to 0"),
         ("epsilons = 1.0", "epsilons = 1e9", r"floor.epsilons = 1000000000.0: .* less than or equal to 64"),
         ("max_sigmas = 4.0", "max_sigmas = 0", r"small_sample.max_sigmas = 0: .* greater than 0"),
