@@ -22,6 +22,9 @@ from verify.data.tokenise import (
 from verify.data.violations import Reason, UnusableRow, Violation, count_reasons
 from verify.groups import PreferenceGroup, check_token_ids
 
+PAIRS_BY_DEFAULT = 4
+"""How many pairs `load_pairs` draws at most where no number is asked for."""
+
 _PLAIN_TEXT_SHAPE = "trl_text"
 _PLAIN_TEXT_NOTE = "plain text: tokenised without a chat template, end-of-sequence token appended to each response"
 
@@ -72,6 +75,19 @@ class Survey:
         """How many rows each reason cost; reasons that did not occur are left out."""
         return count_reasons(self.violations)
 
+    def describe(self) -> str:
+        """One line on the rows: how many are usable, and why the others are not.
+
+        Returns:
+            E.g. "24 rows read, all usable" or "4 rows read, 1 usable; left out: seam_merge 3 (first: pairs.jsonl:1:
+            seam_merge: ...)".
+        """
+        read = f"{self.rows_read} {'row' if self.rows_read == 1 else 'rows'} read"
+        if not self.violations:
+            return f"{read}, all usable"
+        counts = ", ".join(f"{reason} {count}" for reason, count in self.violation_counts.items())
+        return f"{read}, {len(self.lengths) or 'none'} usable; left out: {counts} (first: {self.violations[0]})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPairs(Survey):
@@ -114,7 +130,7 @@ def load_pairs(
     path: str | Path,
     tokenizer_dir: str | Path,
     *,
-    num_pairs: int,
+    num_pairs: int | None,
     seed: int,
     max_tokens: int | None = None,
     vocab_size: int | None = None,
@@ -127,7 +143,8 @@ def load_pairs(
     Args:
         path: See `survey_pairs`.
         tokenizer_dir: See `survey_pairs`.
-        num_pairs: How many pairs to draw, one from each stratum of total length (`stratified_sample`).
+        num_pairs: How many pairs to draw, one from each stratum of total length (`stratified_sample`); None for
+            ``PAIRS_BY_DEFAULT``, or all usable ones where there are fewer.
         seed: Seed of the draw.
         max_tokens: See `survey_pairs`.
         vocab_size: See `survey_pairs`.
@@ -136,14 +153,13 @@ def load_pairs(
         The groups, and the survey of the whole file.
 
     Raises:
-        DataError: As `survey_pairs`; no usable pair, or fewer than asked for; the file changes meanwhile.
+        DataError: As `survey_pairs`; no usable pair, or fewer than the number asked for; the file changes meanwhile.
     """
     path = Path(path)
     with _unchanged(path) as sha256:
         tokenizer = _LoadedTokenizer.load(tokenizer_dir)
         survey = _survey(path, sha256, tokenizer, max_tokens, vocab_size)
-        _require_usable(survey)
-        drawn = stratified_sample([pair.total_tokens for pair in survey.lengths], num_pairs, seed)
+        drawn = stratified_sample([pair.total_tokens for pair in survey.lengths], _num_drawn(survey, num_pairs), seed)
         lines = {survey.lengths[i].line for i in drawn}
         rows = (row for row in iter_rows(path) if row.place.line in lines)
         groups = tuple(encode_pair(tokenizer.tokenizer, shape_of(row).read(row)) for row in rows)
@@ -218,13 +234,17 @@ def _checked_lengths(group: PreferenceGroup, row: Row, max_tokens: int | None, v
     return lengths
 
 
-def _require_usable(survey: Survey) -> None:
-    if not survey.lengths:
-        counts = ", ".join(f"{reason} {count}" for reason, count in survey.violation_counts.items())
+def _num_drawn(survey: Survey, num_pairs: int | None) -> int:
+    usable = len(survey.lengths)
+    if not usable:
+        raise DataError(f"{survey.file} holds no usable pair: {survey.describe()}")
+    if num_pairs is None:
+        return min(PAIRS_BY_DEFAULT, usable)
+    if num_pairs > usable:
         raise DataError(
-            f"{survey.file}: none of its {survey.rows_read} rows is a usable pair ({counts}); "
-            f"first: {survey.violations[0]}"
+            f"{num_pairs} pairs asked for, but {survey.file} holds fewer: {survey.describe()}; ask for at most {usable}"
         )
+    return num_pairs
 
 
 def _notes(shape: Shape, left_out: Counter[str], rows_read: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from verify.data import load
-from verify.data.load import load_pairs, survey_pairs
+from verify.data.load import PAIRS_BY_DEFAULT, load_pairs, survey_pairs
 from verify.data.rows import DataError, Row, iter_rows
 from verify.data.shapes import SHAPES
 from verify.data.violations import Reason
@@ -68,6 +68,43 @@ def test_the_sample_is_reproducible_and_spread_over_the_lengths(
     assert all(whole[group.source] == group for group in sampled(5))
 
 
+def test_without_a_number_four_pairs_are_drawn_or_all_where_there_are_fewer(
+    write_rows: Callable[..., Path], tokenizer_dir: Path
+) -> None:
+    for num_rows, expected in ((1, 1), (3, 3), (4, 4), (40, 4)):
+        path = write_rows(*many_rows()[:num_rows])
+        loaded = load_pairs(path, tokenizer_dir, num_pairs=None, seed=3)
+        assert len(loaded.groups) == expected
+        assert loaded.groups == load_pairs(path, tokenizer_dir, num_pairs=expected, seed=3).groups
+    assert PAIRS_BY_DEFAULT == 4
+
+
+def test_a_number_is_kept_to_though_every_row_is_usable(write_rows: Callable[..., Path], tokenizer_dir: Path) -> None:
+    message = r"^4 pairs asked for, but rows\.jsonl holds fewer: 3 rows read, all usable; ask for at most 3$"
+    with pytest.raises(DataError, match=message):
+        load_pairs(write_rows(*many_rows()[:3]), tokenizer_dir, num_pairs=4, seed=0)
+
+
+def test_a_survey_says_in_one_line_what_it_left_out_and_where(
+    write_rows: Callable[..., Path], tokenizer_dir: Path
+) -> None:
+    good, same, empty = conversation_row(), conversation_row(chosen="no"), conversation_row(chosen="")
+
+    def described(*rows: dict[str, Any]) -> str:
+        return survey_pairs(write_rows(*rows), tokenizer_dir).describe()
+
+    assert described(good) == "1 row read, all usable"
+    assert described(good, good) == "2 rows read, all usable"
+    assert described(good, same, empty, same) == (
+        "4 rows read, 1 usable; left out: empty_response 1, identical_responses 2 "
+        "(first: rows.jsonl:2: identical_responses: both responses are the same 4 tokens)"
+    )
+    assert described(same).startswith("1 row read, none usable; left out: identical_responses 1 (first: rows.jsonl:1")
+    path = write_rows(good, same)
+    loaded = load_pairs(path, tokenizer_dir, num_pairs=None, seed=0)
+    assert loaded.describe() == survey_pairs(path, tokenizer_dir).describe()
+
+
 def test_over_long_pairs_are_counted_and_never_cut(write_rows: Callable[..., Path], tokenizer_dir: Path) -> None:
     path = write_rows(*many_rows())
     totals = [pair.total_tokens for pair in survey_pairs(path, tokenizer_dir).lengths]
@@ -78,7 +115,11 @@ def test_over_long_pairs_are_counted_and_never_cut(write_rows: Callable[..., Pat
         line for line, total in enumerate(totals, start=1) if total > limit
     ]
     assert max(pair.total_tokens for pair in loaded.lengths) == limit
-    with pytest.raises(DataError, match="26 pairs asked for, but only 25 are usable"):
+    message = (
+        r"^26 pairs asked for, but rows\.jsonl holds fewer: 40 rows read, 25 usable; left out: over_max_tokens 15 "
+        rf"\(first: rows\.jsonl:\d+: over_max_tokens: .* at most {limit} asked for\); ask for at most 25$"
+    )
+    with pytest.raises(DataError, match=message):
         load_pairs(path, tokenizer_dir, num_pairs=26, seed=0, max_tokens=limit)
 
 
@@ -127,11 +168,12 @@ def test_rows_used_and_rows_named_add_up(
 def test_a_file_without_a_usable_pair_says_why(write_rows: Callable[..., Path], tokenizer_dir: Path) -> None:
     path = write_rows(conversation_row(chosen="no"), conversation_row(chosen=""), conversation_row(chosen="no"))
     message = (
-        r"rows\.jsonl: none of its 3 rows is a usable pair \(empty_response 1, identical_responses 2\); "
-        r"first: rows\.jsonl:1: identical_responses: "
+        r"^rows\.jsonl holds no usable pair: 3 rows read, none usable; left out: empty_response 1, "
+        r"identical_responses 2 \(first: rows\.jsonl:1: identical_responses: .*\)$"
     )
-    with pytest.raises(DataError, match=message):
-        load_pairs(path, tokenizer_dir, num_pairs=1, seed=0)
+    for num_pairs in (1, None):
+        with pytest.raises(DataError, match=message):
+            load_pairs(path, tokenizer_dir, num_pairs=num_pairs, seed=0)
     assert survey_pairs(path, tokenizer_dir).lengths == ()
 
 
