@@ -225,7 +225,9 @@ def _checked_lengths(group: PreferenceGroup, row: Row, max_tokens: int | None, v
         try:
             check_token_ids((group,), vocab_size)
         except ValueError as error:
-            raise DataError(f"{error}: the tokenizer does not belong to this model") from error
+            raise DataError(
+                f"{error}; the tokenizer does not belong to this model: choose the model that belongs to it (--model)"
+            ) from error
     (chosen,), (rejected,) = group.positives, group.negatives
     lengths = PairLengths(row.place.line, len(group.prompt_ids), len(chosen), len(rejected))
     if max_tokens is not None and lengths.total_tokens > max_tokens:

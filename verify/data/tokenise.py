@@ -17,6 +17,8 @@ from verify.data.violations import Reason, UnusableRow
 from verify.groups import PreferenceGroup, TokenIds
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_SEAM_REMEDY_OF_TEXT = "end the prompt with a separator, such as a line break, or use the chat format"
+_SEAM_REMEDY_OF_TURNS = "let the chat template end the generation prompt with a special token or a line break"
 
 
 class ChatTokenizer(Protocol):
@@ -119,7 +121,7 @@ def encode_pair(tokenizer: ChatTokenizer, pair: Pair) -> PreferenceGroup:
         if not conversation.startswith(prompt):
             detail = f"the rendered {side} conversation does not begin with the rendered prompt"
             raise UnusableRow(Reason.TEMPLATE_REWRITES_PROMPT, pair.place, detail)
-        completions.append(_completion_ids(prompt_ids, encode(conversation), side, pair.place))
+        completions.append(_completion_ids(prompt_ids, encode(conversation), side, pair))
     chosen_ids, rejected_ids = completions
     if chosen_ids == rejected_ids:
         detail = f"both responses are the same {len(chosen_ids)} tokens"
@@ -127,22 +129,26 @@ def encode_pair(tokenizer: ChatTokenizer, pair: Pair) -> PreferenceGroup:
     return PreferenceGroup(prompt_ids, (chosen_ids,), (rejected_ids,), source=str(pair.place))
 
 
-def _completion_ids(prompt_ids: TokenIds, conversation_ids: TokenIds, side: str, place: Place) -> TokenIds:
+def _completion_ids(prompt_ids: TokenIds, conversation_ids: TokenIds, side: str, pair: Pair) -> TokenIds:
     seam = len(prompt_ids)
     if conversation_ids[:seam] != prompt_ids:
         pairs = zip(prompt_ids, conversation_ids, strict=False)
         parted = next((i for i, (a, b) in enumerate(pairs) if a != b), min(seam, len(conversation_ids)))
-        detail = f"with {side} the prompt tokens change from token {parted + 1} of {seam} on"
-        raise UnusableRow(Reason.SEAM_MERGE, place, detail)
+        remedy = _SEAM_REMEDY_OF_TEXT if isinstance(pair, TextPair) else _SEAM_REMEDY_OF_TURNS
+        detail = f"with {side} the prompt tokens change from token {parted + 1} of {seam} on ({remedy})"
+        raise UnusableRow(Reason.SEAM_MERGE, pair.place, detail)
     if len(conversation_ids) == seam:
-        raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{side} has no token")
+        raise UnusableRow(Reason.EMPTY_RESPONSE, pair.place, f"{side} has no token")
     return conversation_ids[seam:]
 
 
 def _plain_texts(tokenizer: ChatTokenizer, pair: TextPair) -> tuple[str, str, str]:
     eos = tokenizer.eos_token
     if not eos:
-        raise DataError(f"{pair.place}: plain-text rows need a tokenizer with an end-of-sequence token; this has none")
+        raise DataError(
+            f"{pair.place}: plain-text rows need a tokenizer with an end-of-sequence token; this has none: "
+            "add eos_token to tokenizer_config.json"
+        )
     chosen, rejected = (text if text.endswith(eos) else text + eos for text in (pair.chosen, pair.rejected))
     return pair.prompt, pair.prompt + chosen, pair.prompt + rejected
 

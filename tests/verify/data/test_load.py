@@ -193,7 +193,8 @@ def test_a_token_id_outside_the_model_is_refused(write_rows: Callable[..., Path]
     # 256 bytes and three special tokens; <|im_end|> is the last id, 258.
     assert survey_pairs(path, tokenizer_dir, vocab_size=259).rows_read == 1
     with pytest.raises(
-        DataError, match=r"token id 258 at rows\.jsonl:1, .* the tokenizer does not belong to this model"
+        DataError,
+        match=r"token id 258 at rows\.jsonl:1, .* the tokenizer does not belong to this model: .* \(--model\)$",
     ):
         survey_pairs(path, tokenizer_dir, vocab_size=258)
 

@@ -102,13 +102,23 @@ def test_a_token_over_the_seam_is_named_on_either_side(
     with pytest.raises(UnusableRow, match=rf"with {side} the prompt tokens change from token 21 of 21 on") as caught:
         encode(folder, a_pair(chosen=chosen, rejected=rejected))
     assert caught.value.violation.reason is Reason.SEAM_MERGE
+    assert caught.value.violation.detail.endswith(
+        "(let the chat template end the generation prompt with a special token or a line break)"
+    )
+    # The remedy works.
+    template = BARE_TEMPLATE.replace("]{{", "]\n{{").replace("[assistant]", "[assistant]\n")
+    mended = make_tokenizer(template=template, merges=[("]", "y")])
+    assert encode(mended, a_pair(chosen=chosen, rejected=rejected)).prompt_ids
     assert encode(folder, a_pair(chosen="no", rejected="nay")).prompt_ids  # only the merge is at fault
 
 
 def test_a_token_over_the_seam_of_plain_text_is_named(make_tokenizer: Callable[..., Path]) -> None:
     folder = make_tokenizer(merges=[("k", "s")])
-    with pytest.raises(UnusableRow, match="seam_merge"):
+    with pytest.raises(
+        UnusableRow, match=r"seam_merge: .*\(end the prompt with a separator, such as a line break, or "
+    ):
         encode(folder, TextPair("look", "s good", " bad", PLACE))
+    assert encode(folder, TextPair("look\n", "s good", " bad", PLACE)).prompt_ids == ids_of(folder, "look\n")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,7 @@ def test_turns_need_a_chat_template_and_plain_text_does_not(make_tokenizer: Call
 
 
 def test_plain_text_needs_an_end_of_sequence_token(make_tokenizer: Callable[..., Path]) -> None:
-    with pytest.raises(DataError, match="end-of-sequence token; this has none"):
+    with pytest.raises(DataError, match="end-of-sequence token; this has none: add eos_token to "):
         encode(make_tokenizer(eos=None), TextPair("a", "b", "c", PLACE))
 
 
