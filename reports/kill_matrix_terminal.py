@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from reports.breakable import Breakable
 from reports.kill_matrix import KillMatrix, MutationRecord
 from reports.kill_matrix_overview import COLUMNS, LEGEND, closing_line, mark, needs_attention, sole_checks, weak
 from reports.words import number, printable
@@ -59,7 +60,7 @@ def render(matrix: KillMatrix) -> RenderableType:
 
 def _table(matrix: KillMatrix, dtype: str) -> Table:
     table = Table(title=dtype, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    table.add_column("planted", overflow="fold")
+    table.add_column("planted")
     table.add_column("outcome", no_wrap=True)
     table.add_column("x\nbudget", justify="right", no_wrap=True)
     table.add_column("weakest\ncase", justify="right", no_wrap=True)
@@ -67,7 +68,7 @@ def _table(matrix: KillMatrix, dtype: str) -> Table:
         table.add_column(heading, no_wrap=True)
     for mutation in (m for m in matrix.mutations if m.dtype == dtype):
         table.add_row(
-            Text(printable(mutation.name)),
+            Breakable(mutation.name),
             _outcome(mutation),
             number(mutation.margin),
             number(mutation.weakest_margin),

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from reports.breakable import Breakable
 from reports.overview import (
     FAMILIES,
     Ratio,
@@ -86,7 +87,7 @@ def _heading(record: Record) -> Text:
 
 def _verdict_table(rows: tuple[SummaryRow, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("subject", overflow="fold")
+    table.add_column("subject")
     table.add_column("dtype", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("cases", no_wrap=True)
@@ -95,12 +96,13 @@ def _verdict_table(rows: tuple[SummaryRow, ...]) -> Table:
     for row in rows:
         summary = row.summary
         table.add_row(
-            _text(summary.subject),
+            Breakable(summary.subject),
             summary.dtype,
             Text(summary.verdict, style=_STYLES[summary.verdict]),
             counts_line(summary.cases_by_verdict, separator="\n"),
             count(row.num_compared),
-            f"{count(summary.slots)}/{count(summary.pairwise_slots)}",
+            # In two lines: what this leaves to the names is what the longest of them needs on a terminal of 80 columns.
+            f"{count(summary.slots)}/\n{count(summary.pairwise_slots)}",
         )
     return table
 
@@ -114,12 +116,12 @@ def _headroom_table(rows: tuple[SummaryRow, ...]) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("subject", overflow="fold")
+    table.add_column("subject")
     table.add_column("dtype", no_wrap=True)
     for family in FAMILIES:
         table.add_column(family.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(_text(row.summary.subject), row.summary.dtype, *(_ratio(item) for item in row.worst))
+        table.add_row(Breakable(row.summary.subject), row.summary.dtype, *(_ratio(item) for item in row.worst))
     return table
 
 

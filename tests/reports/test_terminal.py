@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -63,8 +64,27 @@ def test_the_last_line_is_the_verdict_with_values_and_headroom(passing_record: R
 
 def test_slots_and_ratios_stand_in_the_tables(passing_record: Record) -> None:
     text = printed(passing_record, 80)
-    assert "378/546" in text
+    assert re.search(r" 378/ *\n.* 546 *\n", text)
     assert "0.578" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_names_of_subjects_are_broken_after_a_slash_only(record: Record, dtype: str) -> None:
+    names = ("dense-sdpa/repeat-prompt-token", "split/row-per-group", "dense-sdpa/row-per-group")
+    content = record.model_copy(
+        update={
+            "summaries": [
+                summary.model_copy(update={"subject": name, "dtype": dtype})
+                for name, summary in zip(
+                    names, record.summaries[6:9], strict=True
+                )  # verdicts of all kinds, long counts
+            ],
+            "results": [],
+        }
+    )
+    text = printed(content, 80)
+    for part, num_names in (("repeat-prompt-token", 1), ("row-per-group", 2)):
+        assert text.count(part) == 2 * num_names  # in each of the two tables
 
 
 def test_a_ratio_over_the_limit_is_marked_without_colour(record: Record) -> None:
