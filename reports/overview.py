@@ -6,11 +6,12 @@ Ratios come from the judgements themselves: measured / budget, where NaN counts 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reports.record import NOT_A_PASS, JudgementRecord, QuantityName, Record, ResultRecord, SubjectSummary
-from reports.words import NO_REASON, QUANTITIES, count, number, plural, setting
+from reports.words import NO_REASON, QUANTITIES, count, listed, number, plural, setting
 
 FAMILIES: dict[str, tuple[QuantityName, ...]] = {
     "log-probs": ("per_token_logps",),
@@ -19,6 +20,9 @@ FAMILIES: dict[str, tuple[QuantityName, ...]] = {
     "gradients": ("gradients",),
 }
 """The columns of a summary: the quantities that each of them covers."""
+
+WHOLE_CASE = "the whole case"
+"""What was left out where a subject was not judged on a case at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class NotApplicable:
 
     Args:
         subject: Name.
-        what: "the whole case", or the quantities.
+        what: ``WHOLE_CASE``, or the quantities.
         reason: Why.
         cases: Names of the cases concerned.
         dtypes: In which dtypes.
@@ -158,7 +162,7 @@ def not_applicable(record: Record) -> tuple[NotApplicable, ...]:
 
 def _left_out(result: ResultRecord) -> Iterable[tuple[str, str]]:
     if result.verdict == "NOT_APPLICABLE":
-        yield "the whole case", "; ".join(result.reasons) or NO_REASON
+        yield WHOLE_CASE, "; ".join(result.reasons) or NO_REASON
         return
     quantities: dict[str, dict[str, None]] = {}
     for judgement in result.judgements:
@@ -169,17 +173,54 @@ def _left_out(result: ResultRecord) -> Iterable[tuple[str, str]]:
 
 
 def closing_line(record: Record) -> str:
-    """What a reader should take away: values compared, and how near the nearest of them came to its budget."""
+    """What a reader should take away: values compared, how near the nearest came to its budget, what was not judged."""
     compared = f"{plural(record.num_compared, 'value')} compared in {plural(len(record.results), 'result')}"
+    gaps = not_judged(record)
+    return "; ".join([compared, _headroom(record), *([f"NOT judged: {', '.join(gaps)}"] if gaps else [])])
+
+
+def _headroom(record: Record) -> str:
     nearest = worst(record.results, tuple(QUANTITIES))
     if nearest is None:
-        return f"{compared}; nothing was measured against a budget"
+        return "nothing was measured against a budget"
     if math.isnan(nearest.value):
-        return f"{compared}; worst measured / budget NaN: no headroom"
+        return "worst measured / budget NaN: no headroom"
     if nearest.value > 1:
-        return f"{compared}; worst measured / budget {number(nearest.value)}: over budget"
+        return f"worst measured / budget {number(nearest.value)}: over budget"
     headroom = f"{number(1 / nearest.value)}x" if nearest.value > 0 else "unlimited, nothing differs"
-    return f"{compared}; worst measured / budget {number(nearest.value)} (headroom {headroom})"
+    return f"worst measured / budget {number(nearest.value)} (headroom {headroom})"
+
+
+def not_judged(record: Record) -> tuple[str, ...]:
+    """What a verdict does not speak of, in as few words as name it; `not_applicable` gives the reasons.
+
+    Args:
+        record: The record.
+
+    Returns:
+        Single quantities first, then whole cases; subjects with the same gap together: "gradients of flex in all 19
+        cases", "dense-sdpa/row-per-group and split/row-per-group in 17 of 19 cases". A dtype is named where the other
+        dtypes of the subject do not have the gap.
+    """
+    cases: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)  # by subject, what, dtype
+    for item in not_applicable(record):
+        for dtype in item.dtypes:
+            cases[item.subject, item.what, dtype].update(dict.fromkeys(item.cases))
+    dtypes: defaultdict[tuple[str, str, frozenset[str]], list[str]] = defaultdict(list)
+    for (subject, what, dtype), names in cases.items():
+        dtypes[subject, what, frozenset(names)].append(dtype)
+    subjects: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for (subject, what, gap), found in dtypes.items():
+        own = [result for result in record.results if result.subject == subject]
+        some = f" ({', '.join(found)})" if {result.dtype for result in own} > set(found) else ""
+        total = len({result.case for result in own})
+        which = f"all {plural(total, 'case')}" if len(gap) == total > 1 else f"{len(gap)} of {plural(total, 'case')}"
+        subjects[what, f"{which}{some}"].append(subject)
+    words = [
+        (what == WHOLE_CASE, f"{'' if what == WHOLE_CASE else f'{what} of '}{listed(names)} in {where}")
+        for (what, where), names in subjects.items()
+    ]
+    return tuple(text for _, text in sorted(words, key=lambda item: item[0]))
 
 
 def counts_line(counts: dict[str, int], separator: str = ", ") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from reports.record import JudgementRecord, ModelRecord, PlaceRecord, QuantityName
 
@@ -83,6 +84,12 @@ def size(num_bytes: int) -> str:
 def plural(amount: int, singular: str, several: str = "") -> str:
     """An amount with its noun, e.g. "1 case", "1,024 cases"."""
     return f"{count(amount)} {singular if amount == 1 else several or singular + 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def depth(model: ModelRecord) -> str:

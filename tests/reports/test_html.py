@@ -121,6 +121,11 @@ def test_a_passing_page_shows_no_other_verdict(passing_record: Record) -> None:
     assert not {"FAIL", "ERROR", "INCONCLUSIVE"} & set(words.split())
 
 
+def test_the_header_of_a_pass_says_what_was_not_judged(passing_record: Record) -> None:
+    header, _, _ = html.render(passing_record).partition("</header>")
+    assert "; NOT judged: gradients of packed-split in 1 of 8 cases, packed-eager in 1 of 8 cases</p>" in header
+
+
 def test_a_run_without_results_and_without_data_has_a_page(record: Record) -> None:
     empty = {"results": [], "summaries": [], "counts": {}, "num_compared": 0, "data": None, "policy": {}, "notes": []}
     page = Page(html.render(Record.model_validate(record.model_dump() | empty | {"variations": [], "seeds": {}})))

@@ -82,6 +82,7 @@ def test_everything_that_an_auditor_needs_is_there(text: str, part: str) -> None
 def test_a_passing_run_has_no_section_of_failures(passing_record: Record) -> None:
     text = markdown.render(passing_record)
     assert text.startswith("# PASS: ")
+    assert re.search(r"\*\*PASS\*\* .*; NOT judged: gradients of packed-split in 1 of 8 cases, packed-eager in 1", text)
     assert "What did not pass" not in text
     assert "## Not applicable" in text
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -8,12 +10,13 @@ from reports.overview import (
     closing_line,
     needs_attention,
     not_applicable,
+    not_judged,
     own_reasons,
     policy_rows,
     ratio,
     summary_rows,
 )
-from reports.record import Record
+from reports.record import Record, ResultRecord
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,66 @@ def test_the_closing_line_gives_values_and_headroom(passing_record: Record, reco
     assert "NaN: no headroom" in closing_line(record)
 
 
+def left_out(result: ResultRecord, *quantities: str) -> ResultRecord:
+    """The result with these quantities not applicable; all of it without any."""
+    if not quantities:
+        return result.model_copy(update={"verdict": "NOT_APPLICABLE", "judgements": [], "reasons": ["no"]})
+    judgements = [
+        j.model_copy(
+            update={"verdict": "NOT_APPLICABLE", "reason": f"no {j.quantity}"} if j.quantity in quantities else {}
+        )
+        for j in result.judgements
+    ]
+    return result.model_copy(update={"judgements": judgements})
+
+
+def judged_on(record: Record, gaps: Mapping[tuple[str, str, str], Sequence[str]]) -> Record:
+    """Subjects "a", "b", "c" in two dtypes on three cases; the gaps by subject, dtype ("" for all) and case."""
+    good = next(result for result in record.results if result.verdict == "PASS" and result.case == "two-groups")
+    results = []
+    for subject, dtype, case in itertools.product("abc", ("float64", "float32"), ("one", "two", "three")):
+        result = good.model_copy(update={"subject": subject, "dtype": dtype, "case": case})
+        for key in ((subject, dtype, case), (subject, "", case)):
+            result = left_out(result, *gaps[key]) if key in gaps else result
+        results.append(result)
+    return record.model_copy(update={"results": results})
+
+
+def test_a_run_in_which_all_was_judged_names_no_gap(record: Record) -> None:
+    assert not_judged(judged_on(record, {})) == ()
+    assert "NOT judged" not in closing_line(judged_on(record, {}))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ({("a", "", "one"): ()}, ("a in 1 of 3 cases",)),
+        ({("a", "float32", "one"): ()}, ("a in 1 of 3 cases (float32)",)),
+        ({("a", "", "one"): (), ("b", "", "two"): ()}, ("a and b in 1 of 3 cases",)),
+        ({("a", "", "one"): (), ("b", "float64", "two"): ()}, ("a in 1 of 3 cases", "b in 1 of 3 cases (float64)")),
+        ({("c", "", case): () for case in ("one", "two", "three")}, ("c in all 3 cases",)),
+        (
+            {("a", "", "one"): (), ("b", "", "one"): ("gradients",), ("b", "", "two"): ("gradients",)},
+            ("gradients of b in 2 of 3 cases", "a in 1 of 3 cases"),
+        ),
+        (
+            {("a", "", "one"): ("gradients",), ("a", "float32", "two"): ("gradients",)},
+            ("gradients of a in 1 of 3 cases (float64)", "gradients of a in 2 of 3 cases (float32)"),
+        ),
+        (
+            {(subject, "", "one"): ("loss",) for subject in "abc"},
+            ("loss of a, b and c in 1 of 3 cases",),
+        ),
+    ],
+)  # fmt: skip
+def test_every_gap_is_named_once_and_subjects_with_the_same_gap_together(
+    record: Record, gaps: Mapping[tuple[str, str, str], Sequence[str]], expected: tuple[str, ...]
+) -> None:
+    run = judged_on(record, gaps)
+    assert not_judged(run) == expected
+    assert closing_line(run).endswith(f"; NOT judged: {', '.join(expected)}")
+
+
 def test_the_closing_line_of_a_failing_run_does_not_speak_of_headroom(record: Record) -> None:
     results = [r for r in record.results if r.verdict in ("PASS", "FAIL")]
     line = closing_line(record.model_copy(update={"results": results}))
@@ -90,6 +153,7 @@ def test_the_closing_line_of_a_failing_run_does_not_speak_of_headroom(record: Re
 
 def test_the_closing_line_of_an_empty_run_says_so(record: Record) -> None:
     empty = record.model_copy(update={"results": [], "num_compared": 0})
+    assert not_judged(empty) == ()
     assert closing_line(empty) == "0 values compared in 0 results; nothing was measured against a budget"
 
 
