@@ -1,17 +1,19 @@
 """JUnit XML, so that a CI system shows each result as a test.
 
-Whatever is not PASS or NOT_APPLICABLE turns the build red; a run as a whole is a test too, so that a run without
-results cannot look green.
+A test says only what no other says: that of a result its verdict, that of a subject whether its packed path ran. Where
+none of them shows the verdict of a run that is not PASS, as in a run without results, one more test does: such a run
+cannot look green.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from reports.overview import broken, closing_line, counts_line
-from reports.record import JudgementRecord, Record, VerdictName
-from reports.words import NO_REASON, against, at, budget_name, printable
+from reports.overview import broken, closing_line
+from reports.record import NOT_A_PASS, JudgementRecord, Record, ResultRecord, SubjectSummary, VerdictName
+from reports.words import NO_REASON, against, at, budget_name, count, printable
 
 _TAGS: dict[VerdictName, str] = {
     "FAIL": "failure",
@@ -21,61 +23,95 @@ _TAGS: dict[VerdictName, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Test:
+    class_name: str
+    name: str
+    verdict: VerdictName
+    message: str
+    details: str
+    """Shown where the test is red."""
+
+    @property
+    def is_red(self) -> bool:
+        return self.verdict in NOT_A_PASS
+
+
 def render(record: Record) -> str:
-    """Render as JUnit XML: a test for each result, for each subject and dtype as a whole, and for the run.
+    """Render as JUnit XML: a test for each result, and for each subject and dtype whether the packed path ran.
 
     Args:
         record: The record.
 
     Returns:
         An XML document. FAIL is a failure, ERROR an error, INCONCLUSIVE an error of type "inconclusive",
-        NOT_APPLICABLE a skipped test; PASS has no child.
+        NOT_APPLICABLE a skipped test; PASS has no child. It holds a failure or an error unless the run is PASS.
     """
-    suite = ElementTree.Element("testsuite", name="packparity")
-    for result in record.results:
-        details = "\n".join(line for judgement in broken(result) for line in _evidence(judgement))
-        _add_test(suite, _class(result.subject, result.dtype), result.case, result.verdict, result.reasons, details)
-    for summary in record.summaries:
-        slots = f"slots packed {summary.slots}, pairwise {summary.pairwise_slots}"
-        details = f"cases: {counts_line(summary.cases_by_verdict)}; {slots}"
-        name = _class(summary.subject, summary.dtype)
-        _add_test(suite, name, "all cases, packed path ran", summary.verdict, summary.reasons, details)
-    _add_test(suite, "packparity", "verdict of the run", record.verdict, record.reasons, closing_line(record))
-
-    verdicts = Counter([*(r.verdict for r in record.results), *(s.verdict for s in record.summaries), record.verdict])
+    tests = [*map(_result_test, record.results), *(_packed_path_test(summary, record) for summary in record.summaries)]
+    if record.verdict != "PASS" and record.verdict not in {test.verdict for test in tests if test.is_red}:
+        tests.append(_run_test(record))
+    outcomes = Counter(_TAGS.get(test.verdict, "passed") for test in tests)
     totals = {
-        "tests": str(verdicts.total()),
-        "failures": str(verdicts["FAIL"]),
-        "errors": str(verdicts["ERROR"] + verdicts["INCONCLUSIVE"]),
-        "skipped": str(verdicts["NOT_APPLICABLE"]),
+        "tests": str(len(tests)),
+        "failures": str(outcomes["failure"]),
+        "errors": str(outcomes["error"]),
+        "skipped": str(outcomes["skipped"]),
         "time": f"{record.timing.total_s:.3f}",
     }
-    suite.attrib.update(totals, timestamp=printable(record.created_utc))
     suites = ElementTree.Element("testsuites", {"name": "packparity", **totals})
-    suites.append(suite)
+    suite = ElementTree.SubElement(suites, "testsuite", {**suites.attrib, "timestamp": printable(record.created_utc)})
+    for test in tests:
+        _add(suite, test)
     ElementTree.indent(suites)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def _result_test(result: ResultRecord) -> _Test:
+    details = "\n".join(line for judgement in broken(result) for line in _evidence(judgement))
+    message = "; ".join(result.reasons)
+    return _Test(_class(result.subject, result.dtype), result.case, result.verdict, message, details)
+
+
+def _packed_path_test(summary: SubjectSummary, record: Record) -> _Test:
+    """What a summary adds to its results: whether the packed path ran."""
+    own = [r for r in record.results if (r.subject, r.dtype) == (summary.subject, summary.dtype)]
+    verdict: VerdictName = "NOT_APPLICABLE"
+    if summary.reasons:
+        # The verdict of a summary is the worst of its results and of the proof: if no result has it, the proof does.
+        of_results = {result.verdict for result in own}
+        is_of_proof = summary.verdict in NOT_A_PASS and summary.verdict not in of_results
+        verdict, message = (summary.verdict if is_of_proof else "INCONCLUSIVE"), "; ".join(summary.reasons)
+    elif own and all(result.verdict == "NOT_APPLICABLE" for result in own):
+        message = "not applicable to any case"
+    elif not any(result.slots for result in own):
+        message = "ran on no case"
+    elif any(subject.name == summary.subject and subject.layout == "unpacked" for subject in record.subjects):
+        message = "claims no packed path"
+    else:
+        verdict, message = "PASS", ""
+    slots = f"slots packed {count(summary.slots)}, pairwise {count(summary.pairwise_slots)}"
+    return _Test(_class(summary.subject, summary.dtype), "packed path ran", verdict, message, slots)
+
+
+def _run_test(record: Record) -> _Test:
+    """A verdict of the run that no other test shows; a run in which nothing was applicable is an error here."""
+    verdict = "ERROR" if record.verdict == "NOT_APPLICABLE" else record.verdict
+    message = "; ".join(record.reasons) or f"the verdict of the run is {record.verdict}"
+    return _Test("packparity", "verdict of the run", verdict, message, closing_line(record))
 
 
 def _class(subject: str, dtype: str) -> str:
     return f"{subject}.{dtype}"
 
 
-def _add_test(
-    suite: ElementTree.Element,
-    class_name: str,
-    name: str,
-    verdict: VerdictName,
-    reasons: list[str],
-    details: str,
-) -> None:
-    test = ElementTree.SubElement(suite, "testcase", classname=printable(class_name), name=printable(name))
-    if verdict == "PASS":
+def _add(suite: ElementTree.Element, test: _Test) -> None:
+    element = ElementTree.SubElement(suite, "testcase", classname=printable(test.class_name), name=printable(test.name))
+    if test.verdict == "PASS":
         return
-    message = printable("; ".join(reasons) or NO_REASON)
-    outcome = ElementTree.SubElement(test, _TAGS[verdict], message=message, type=verdict.lower())
-    if details and verdict != "NOT_APPLICABLE":
-        outcome.text = printable(details)
+    message = printable(test.message or NO_REASON)
+    outcome = ElementTree.SubElement(element, _TAGS[test.verdict], message=message, type=test.verdict.lower())
+    if test.details and test.is_red:
+        outcome.text = printable(test.details)
 
 
 def _evidence(judgement: JudgementRecord) -> list[str]:
