@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports.record import DataRecord, Record
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
@@ -29,9 +29,10 @@ from verify.tolerance import load_policy
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
 
-_PAIRS_BY_DEFAULT = 4
 _VIOLATIONS_KEPT = 50
 _TINY = "tiny"
+_LARGE = 16_384
+"""hidden_size x layers from which on a model is large; Qwen3-0.6B has 28,672."""
 
 
 class GateError(Exception):
@@ -74,11 +75,13 @@ class PreparedCheck:
         request: What the gate will be asked.
         options: The options it came from.
         loaded: The real pairs, or None.
+        large: The model is so large that fewer cases, subjects and variations run by default.
     """
 
     request: GateRequest
     options: CheckOptions
     loaded: LoadedPairs | None
+    large: bool
 
 
 def prepare_check(options: CheckOptions) -> PreparedCheck:
@@ -102,10 +105,11 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     )
     config = requested_config(model)
     check_known_to_oracle(config)
-    subjects = _subjects(options)
-    cases, loaded = _cases(options, int(config.vocab_size))
+    vocab_size, large = int(config.vocab_size), _is_large(config, options.layers)
+    subjects = _subjects(options, large)
+    cases, loaded = _cases(options, vocab_size, large)
     for case in cases:
-        check_token_ids(case.groups, int(config.vocab_size))
+        check_token_ids(case.groups, vocab_size)
     request = GateRequest(
         model=model,
         dtypes=_dtypes(options),
@@ -113,10 +117,10 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         cases=cases,
         objective=DpoSigmoid(beta=options.beta, label_smoothing=options.label_smoothing),
         policy=load_policy(options.policy),
-        variations=options.variations or _variations(options),
+        variations=_variations(options, large),
         seed=options.seed,
     )
-    return PreparedCheck(request=request, options=options, loaded=loaded)
+    return PreparedCheck(request=request, options=options, loaded=loaded, large=large)
 
 
 def run_check(
@@ -157,67 +161,76 @@ def run_check(
         total_s=time.perf_counter() - started,
         seeds=seeds,
         data=_data_record(loaded, request.cases) if loaded else None,
-        notes=_notes(options, outcome.model.num_layers_published, request.subjects),
+        notes=_notes(prepared, outcome.model.num_layers_published),
     )
     return record_run(request, outcome, facts)
 
 
-def _subjects(options: CheckOptions) -> tuple[Subject, ...]:
+def _is_large(config: Any, num_layers: int | None) -> bool:
+    """Whether a single pass takes seconds rather than milliseconds: then fewer things run unless they are asked for."""
+    return int(config.hidden_size) * (num_layers or int(config.num_hidden_layers)) >= _LARGE
+
+
+def _subjects(options: CheckOptions, large: bool) -> tuple[Subject, ...]:
     if options.subjects and options.backends:
         raise ValueError("give --subject or --backend, not both: --backend chooses among the built-in subjects")
     if options.subjects:
         return tuple(select_subject(name) for name in options.subjects)
     subjects = default_subjects(options.backends)
-    if options.is_tiny or options.backends:
+    if options.backends or not large:
         return subjects
-    # At full size each subject costs minutes: one dense and one sparse-by-construction path stand for the rest.
+    # One dense path, and one that computes nothing a mask would throw away, stand for the rest.
     return tuple(s for s in subjects if s.name in ("dense-sdpa", "split"))
 
 
-def _variations(options: CheckOptions) -> tuple[str, ...]:
-    # At full size each form costs as much as a subject: the two that differ most stand for the rest.
-    return tuple(VARIATIONS) if options.is_tiny else ("eager", "padded-left")
+def _variations(options: CheckOptions, large: bool) -> tuple[str, ...]:
+    if options.variations:
+        return options.variations
+    # The two that differ most stand for the rest.
+    return ("eager", "padded-left") if large else tuple(VARIATIONS)
 
 
 def _dtypes(options: CheckOptions) -> tuple[str, ...]:
     for dtype in options.dtypes:
         if dtype not in DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
-    if options.dtypes:
-        return options.dtypes
-    return ("float32",)
+    return options.dtypes or ("float32",)
 
 
-def _cases(options: CheckOptions, vocab_size: int) -> tuple[tuple[Case, ...], LoadedPairs | None]:
-    loaded = None
+def _cases(options: CheckOptions, vocab_size: int, large: bool) -> tuple[tuple[Case, ...], LoadedPairs | None]:
     if options.data is not None:
-        if options.tokenizer is None:
-            raise ValueError("--data needs --tokenizer DIR: pairs are tokenised through its chat template")
-        from verify.data.load import load_pairs  # imports tokenizers, which other runs do without
-
-        loaded = load_pairs(
-            options.data,
-            options.tokenizer,
-            num_pairs=options.pairs or _PAIRS_BY_DEFAULT,
-            seed=options.seed,
-            max_tokens=options.max_tokens,
-            vocab_size=vocab_size,
-        )
-        cases = real_cases(loaded.groups)
+        loaded = _real_pairs(options, vocab_size)
+        cases = default = real_cases(loaded.groups)
     else:
         for name, value in (
             ("--tokenizer", options.tokenizer), ("--pairs", options.pairs), ("--max-tokens", options.max_tokens),
         ):  # fmt: skip
             if value is not None:
                 raise ValueError(f"{name} goes with --data FILE, which was not given")
-        cases = (tiny_cases if options.is_tiny else synthetic_cases)(vocab_size, options.seed)
+        loaded, named, few = None, tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
+        cases, default = (*named, *few), few if large else named
     if not options.cases:
-        return cases, loaded
+        return default, loaded
     names = [case.name for case in cases]
     for name in options.cases:
         if name not in names:
             raise ValueError(f"unknown case {name!r}: give some of {', '.join(names)}")
     return tuple(case for case in cases if case.name in options.cases), loaded
+
+
+def _real_pairs(options: CheckOptions, vocab_size: int) -> LoadedPairs:
+    if options.data is None or options.tokenizer is None:
+        raise ValueError("--data needs --tokenizer DIR: pairs are tokenised through its chat template")
+    from verify.data.load import load_pairs  # imports tokenizers, which other runs do without
+
+    return load_pairs(
+        options.data,
+        options.tokenizer,
+        num_pairs=options.pairs,
+        seed=options.seed,
+        max_tokens=options.max_tokens,
+        vocab_size=vocab_size,
+    )
 
 
 def _data_record(loaded: LoadedPairs, cases: Sequence[Case]) -> DataRecord:
@@ -236,12 +249,28 @@ def _data_record(loaded: LoadedPairs, cases: Sequence[Case]) -> DataRecord:
     )
 
 
-def _notes(options: CheckOptions, published: int, subjects: Sequence[Subject]) -> list[str]:
-    notes = []
+def _notes(prepared: PreparedCheck, published: int) -> list[str]:
+    options, request, notes = prepared.options, prepared.request, []
+    if prepared.loaded is not None:
+        notes.append(prepared.loaded.describe())
     if options.layers is not None and options.layers < published:
         notes.append(f"the depth was cut: {options.layers} of {published} layers")
     if options.model.lower() in NAMED_CONFIGS and not options.is_tiny:
         notes.append("weights are seeded random numbers on the published config, not the published weights")
-    if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in subjects):
-        notes.append("flex ran uncompiled and forward only: FlexAttention has no backward pass on a CPU")
+    if prepared.large:
+        reduced = {
+            "cases": not options.cases and prepared.loaded is None,
+            "subjects": not options.subjects and not options.backends,
+            "variations": not options.variations,
+        }
+        which = [name for name, is_reduced in reduced.items() if is_reduced]
+        if which:
+            notes.append(
+                f"a large model: fewer {', '.join(which)} than for the tiny one ran by default; "
+                "--case, --subject and --variation ask for more"
+            )
+    if options.policy is not None:
+        notes.append(f"tolerances are those of {options.policy.name}, not the default policy")
+    if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):
+        notes.append("flex ran unfused and forward only: FlexAttention has no backward pass on a CPU")
     return notes
