@@ -31,6 +31,7 @@ def render(record: Record) -> str:
             quantities=words.QUANTITIES,
             distances=words.DISTANCES,
             closing=overview.closing_line(record),
+            reasons=overview.run_reasons(record),
             facts={
                 "Model": facts.model_facts(record),
                 "Subjects": facts.subject_facts(record),
@@ -58,7 +59,8 @@ def _environment() -> Environment:
         number=words.number,
         count=words.count,
         at=words.at,
-        against=words.against,
+        finding=overview.finding,
+        speaks_for_itself=overview.speaks_for_itself,
         budget_name=words.budget_name,
         ratio=overview.ratio,
         counts=overview.counts_line,

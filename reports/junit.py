@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from reports.overview import broken, closing_line
-from reports.record import NOT_A_PASS, JudgementRecord, Record, ResultRecord, SubjectSummary, VerdictName
-from reports.words import NO_REASON, against, at, budget_name, count, printable
+from reports.overview import broken, closing_line, finding, own_reasons, worst
+from reports.record import NOT_A_PASS, Record, ResultRecord, SubjectSummary, VerdictName
+from reports.words import NO_REASON, QUANTITIES, budget_name, count, number, plural, printable
 
 _TAGS: dict[VerdictName, str] = {
     "FAIL": "failure",
@@ -67,9 +67,14 @@ def render(record: Record) -> str:
 
 
 def _result_test(result: ResultRecord) -> _Test:
-    details = "\n".join(line for judgement in broken(result) for line in _evidence(judgement))
-    message = "; ".join(result.reasons)
-    return _Test(_class(result.subject, result.dtype), result.case, result.verdict, message, details)
+    name, judgements = _class(result.subject, result.dtype), broken(result)
+    if not judgements:
+        return _Test(name, result.case, result.verdict, "; ".join(result.reasons), "")
+    reasons = [*own_reasons(result), f"{len(judgements)} of {plural(len(result.judgements), 'judgement')} did not pass"]
+    if nearest := worst([result], tuple(QUANTITIES)):
+        reasons.append(f"worst measured / budget {number(nearest.value)} ({budget_name(nearest.judgement)})")
+    details = "\n".join(f"{judgement.verdict} {finding(judgement)}" for judgement in judgements)
+    return _Test(name, result.case, result.verdict, "; ".join(reasons), details)
 
 
 def _packed_path_test(summary: SubjectSummary, record: Record) -> _Test:
@@ -112,12 +117,3 @@ def _add(suite: ElementTree.Element, test: _Test) -> None:
     outcome = ElementTree.SubElement(element, _TAGS[test.verdict], message=message, type=test.verdict.lower())
     if test.details and test.is_red:
         outcome.text = printable(test.details)
-
-
-def _evidence(judgement: JudgementRecord) -> list[str]:
-    lines = [f"{judgement.verdict} {budget_name(judgement)}: {against(judgement)}"]
-    if judgement.reason:
-        lines.append(f"  {judgement.reason}")
-    for place in judgement.worst[:1]:
-        lines.append(f"  worst at {at(place)}")
-    return lines

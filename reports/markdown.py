@@ -19,15 +19,17 @@ from reports.overview import (
     broken,
     closing_line,
     counts_line,
+    finding,
     needs_attention,
     not_applicable,
     own_reasons,
     policy_rows,
+    run_reasons,
     slots_ratio,
     summary_rows,
 )
 from reports.record import DataRecord, Record, ResultRecord
-from reports.words import NO_REASON, NONE, against, at, budget_name, count, number, printable
+from reports.words import NO_REASON, NONE, count, number, printable
 
 _MARKUP = re.compile(r"([\\`*\[\]<>#+|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 """What Markdown reads as markup; an underscore inside a word it leaves alone."""
@@ -73,8 +75,8 @@ def escape(text: str) -> str:
 def _head(record: Record) -> Iterable[str]:
     yield f"# {record.verdict}: packed against unpacked on {escape(record.model.name)}"
     yield f"**{record.verdict}** · {escape(closing_line(record))}"
-    if record.reasons:
-        yield _list(record.reasons)
+    if reasons := run_reasons(record):
+        yield _list(reasons)
 
 
 def _summary(record: Record) -> Iterable[str]:
@@ -122,10 +124,7 @@ def _result(result: ResultRecord) -> Iterable[str]:
     reasons = own_reasons(result) or ([] if broken(result) else [NO_REASON])
     yield f"- **{result.verdict}** {name}{escape(': ' + '; '.join(reasons)) if reasons else ''}"
     for judgement in broken(result):
-        reason = f"; {escape(judgement.reason)}" if judgement.reason else ""
-        yield f"  - {escape(budget_name(judgement))}: {escape(against(judgement))}{reason}"
-        for place in judgement.worst[:1]:
-            yield f"    - worst at {escape(at(place))}"
+        yield f"  - {escape(finding(judgement))}"
 
 
 def _not_applicable(record: Record) -> Iterable[str]:

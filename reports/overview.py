@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reports.record import NOT_A_PASS, JudgementRecord, QuantityName, Record, ResultRecord, SubjectSummary
-from reports.words import NO_REASON, QUANTITIES, count, listed, number, plural, setting
+from reports.words import NO_REASON, QUANTITIES, against, at, budget_name, count, listed, number, plural, setting
 
 FAMILIES: dict[str, tuple[QuantityName, ...]] = {
     "log-probs": ("per_token_logps",),
@@ -140,6 +140,38 @@ def needs_attention(record: Record) -> tuple[ResultRecord, ...]:
 def broken(result: ResultRecord) -> tuple[JudgementRecord, ...]:
     """The judgements of a result that are ERROR, FAIL or INCONCLUSIVE."""
     return tuple(judgement for judgement in result.judgements if judgement.verdict in NOT_A_PASS)
+
+
+def speaks_for_itself(judgement: JudgementRecord) -> bool:
+    """Whether the numbers say all that the reason of a judgement could: over budget, by how much and where."""
+    value = ratio(judgement)
+    return judgement.verdict == "FAIL" and value is not None and not value <= 1 and bool(judgement.worst)
+
+
+def finding(judgement: JudgementRecord) -> str:
+    """What is wrong, each fact once: quantity, to what, measured, budget, by how much, where, and the values there.
+
+    Args:
+        judgement: One that is not a PASS.
+
+    Returns:
+        One line, e.g. "log-probs, to the oracle, max: 1.61 against a budget of 1.84e-5 nats, 8.77e4x; worst at group 0,
+        rejected, token 8: actual -8.81266212, expected -7.19851729"; with the reason where the numbers do not say it.
+    """
+    used = ratio(judgement)
+    # Where measured or budget is not finite, neither is the share, and it is no news.
+    share = f", {number(used)}x" if used is not None and 1 < used < math.inf else ""
+    parts = [f"{budget_name(judgement)}: {against(judgement)}{share}"]
+    if judgement.reason and not speaks_for_itself(judgement):
+        parts.append(judgement.reason)
+    parts += [f"worst at {at(place)}" for place in judgement.worst[:1]]
+    return "; ".join(parts)
+
+
+def run_reasons(record: Record) -> list[str]:
+    """The reasons of a run, unless a result, or a summary with a reason, already shows its verdict."""
+    shown = {result.verdict for result in record.results} | {s.verdict for s in record.summaries if s.reasons}
+    return [] if record.verdict in shown else list(record.reasons)
 
 
 def own_reasons(result: ResultRecord) -> list[str]:

@@ -19,13 +19,15 @@ from reports.overview import (
     broken,
     closing_line,
     counts_line,
+    finding,
     needs_attention,
     not_applicable,
     own_reasons,
+    run_reasons,
     summary_rows,
 )
-from reports.record import JudgementRecord, Record, ResultRecord, VerdictName
-from reports.words import NONE, against, at, budget_name, count, depth, number, plural, printable
+from reports.record import Record, ResultRecord, VerdictName
+from reports.words import NONE, count, depth, number, plural, printable
 
 _STYLES: dict[VerdictName, str] = {
     "PASS": "bold green",
@@ -72,8 +74,8 @@ def render(record: Record) -> RenderableType:
     if record.notes:
         parts += [Text("\nNotes", style="bold"), _indented(record.notes)]
     parts += [Text(), _labelled(record.verdict, closing_line(record))]
-    if record.verdict != "PASS" and record.reasons:
-        parts.append(_indented(record.reasons))
+    if reasons := run_reasons(record):
+        parts.append(_indented(reasons))
     return Group(*parts)
 
 
@@ -138,19 +140,10 @@ def _attention(result: ResultRecord) -> list[RenderableType]:
     if reasons := own_reasons(result):
         parts.append(_indented(reasons))
     judgements = broken(result)
-    parts += [_indented(_evidence(judgement)) for judgement in judgements[:_MAX_JUDGEMENTS_SHOWN]]
+    parts += [_indented([finding(judgement)]) for judgement in judgements[:_MAX_JUDGEMENTS_SHOWN]]
     if (more := len(judgements) - _MAX_JUDGEMENTS_SHOWN) > 0:
         parts.append(_indented([f"and {plural(more, 'judgement')} more, in the written report"]))
     return parts
-
-
-def _evidence(judgement: JudgementRecord) -> list[str]:
-    lines = [f"{budget_name(judgement)}: {against(judgement)}"]
-    if judgement.reason:
-        lines.append(judgement.reason)
-    for place in judgement.worst[:1]:
-        lines.append(f"worst at {at(place)}")
-    return lines
 
 
 def _left_out(record: Record) -> list[RenderableType]:

@@ -107,13 +107,14 @@ def budget_name(judgement: JudgementRecord) -> str:
 def against(judgement: JudgementRecord) -> str:
     """What was measured and what was allowed, e.g. "3.20e-4 against a budget of 6.10e-6 nats"."""
     unit = "nats" if judgement.unit == "nats" else "(relative)"
+    if judgement.budget is None or not math.isfinite(judgement.budget):
+        return f"{number(judgement.measured)} {unit}, without a finite budget"
     return f"{number(judgement.measured)} against a budget of {number(judgement.budget)} {unit}"
 
 
 def at(place: PlaceRecord) -> str:
     """Where actual and expected differ most, e.g. "group 0, chosen, token 3 of 7: actual -3.25, expected -3.5"."""
-    values = f"actual {precise(place.actual)}, expected {precise(place.expected)}"
-    return f"{place.where}: {values}, measured {number(place.measured)}"
+    return f"{place.where}: actual {precise(place.actual)}, expected {precise(place.expected)}"
 
 
 def setting(value: object) -> str:

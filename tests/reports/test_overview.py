@@ -1,22 +1,33 @@
 from __future__ import annotations
 
+import io
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from rich.console import Console
 
+from reports import html, junit, markdown, terminal
 from reports.overview import (
     closing_line,
+    finding,
     needs_attention,
     not_applicable,
     not_judged,
     own_reasons,
     policy_rows,
     ratio,
+    run_reasons,
     summary_rows,
 )
-from reports.record import Record, ResultRecord
+from reports.record import JudgementRecord, PlaceRecord, Record, ResultRecord
+
+
+def printed(record: Record) -> str:
+    stream = io.StringIO()
+    terminal.print_record(record, Console(file=stream, width=250))
+    return stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +182,79 @@ def test_a_policy_may_list_its_entries() -> None:
         ("rules 1", "dtype float32, factor 2.0", "measured"),
         ("rules 2", "dtype float64", ""),
     ]
+
+
+def a_failure(record: Record, **changes: object) -> JudgementRecord:
+    place = PlaceRecord(where="group 0, rejected, token 8", actual=-8.75, expected=-7.125, measured=1.625, budget=2e-5)
+    content = record.results[0].judgements[0].model_dump() | {
+        "verdict": "FAIL", "measured": 1.625, "budget": 2e-5, "worst": [place],
+        "reason": "per_token_logps: max distance to the oracle 1.62, budget 2e-05; worst at group 0, rejected, token 8",
+    }  # fmt: skip
+    return JudgementRecord.model_validate(content | changes)
+
+
+def test_a_finding_says_each_fact_once(record: Record) -> None:
+    assert finding(a_failure(record)) == (
+        "log-probs, to the oracle, max: 1.62 against a budget of 2.00e-5 nats, 8.12e4x; "
+        "worst at group 0, rejected, token 8: actual -8.75, expected -7.125"
+    )
+
+
+def test_a_finding_names_one_place_for_nan(record: Record) -> None:
+    place = PlaceRecord(where="group 0, token 2", actual=math.nan, expected=-1.5, measured=math.nan, budget=2e-5)
+    reason = "per_token_logps: nan at group 0, token 1 (expected -6.6)"
+    text = finding(a_failure(record, measured=math.nan, reason=reason, worst=[place]))
+    assert text == (
+        "log-probs, to the oracle, max: NaN against a budget of 2.00e-5 nats; "
+        "worst at group 0, token 2: actual NaN, expected -1.5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # Nothing but the reason says what is wrong.
+        ({"verdict": "INCONCLUSIVE", "budget": math.inf, "worst": []}, "1.62 nats, without a finite budget; no budget"),
+        ({"verdict": "INCONCLUSIVE", "budget": 3.0, "worst": []}, "1.62 against a budget of 3.00 nats; no budget"),
+        ({"budget": 3.0, "worst": []}, "1.62 against a budget of 3.00 nats; no budget"),
+        ({"worst": []}, "1.62 against a budget of 2.00e-5 nats, 8.12e4x; no budget"),
+        ({"measured": None, "budget": None, "worst": []}, "- nats, without a finite budget; no budget"),
+        ({"budget": 0.0, "worst": [], "reason": ""}, "1.62 against a budget of 0 nats"),
+    ],
+)
+def test_a_finding_gives_the_reason_where_the_numbers_do_not(
+    record: Record, changes: dict[str, object], expected: str
+) -> None:
+    text = finding(a_failure(record, **{"reason": "no budget"} | changes))
+    assert text == f"log-probs, to the oracle, max: {expected}"
+
+
+@pytest.mark.parametrize("render", [junit.render, markdown.render, html.render, printed])
+def test_no_rendering_says_a_failure_twice(record: Record, render: Callable[[Record], str]) -> None:
+    failed = next(result for result in record.results if result.verdict == "FAIL")
+    judgement = a_failure(record)
+    result = failed.model_copy(update={"judgements": [judgement], "reasons": [judgement.reason]})
+    summary = next(s for s in record.summaries if s.dtype == failed.dtype and s.subject == failed.subject)
+    text = render(
+        record.model_copy(
+            update={
+                "results": [result], "summaries": [summary.model_copy(update={"reasons": []})], "verdict": "FAIL",
+                "reasons": [f"mine in float32: case long-prompt is FAIL: {judgement.reason}"],
+            }
+        )
+    )  # fmt: skip
+    # A page also lists, folded away, every place of every judgement.
+    assert text.count("group 0, rejected, token 8") == (2 if render is html.render else 1)
+    assert "max distance to the oracle" not in text
+    assert "8.12e4x" in text
+
+
+def test_the_reasons_of_a_run_stand_where_nothing_else_shows_its_verdict(record: Record) -> None:
+    told = record.model_copy(update={"reasons": ["why"]})
+    alone = told.model_copy(update={"results": [], "summaries": []})
+    assert run_reasons(told) == []
+    assert run_reasons(alone) == ["why"]
+    assert run_reasons(told.model_copy(update={"verdict": "NOT_APPLICABLE", "results": []})) == ["why"]
 
 
 def test_a_reason_that_a_judgement_gives_is_not_said_twice(record: Record) -> None:
