@@ -85,7 +85,7 @@ def test_a_wrong_subject_from_a_file_ends_with_one_and_its_place_is_printed(tmp_
     assert (done.status, done.err) == (1, "")
     words = " ".join(done.out.split())
     assert "FAIL" in words
-    assert "nan at group 0, rejected, token 2" in words
+    assert "worst at group 0, rejected, token 2" in words
     assert read_record(tmp_path).verdict == "FAIL"
 
 
