@@ -96,7 +96,7 @@ def _content_cases(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
     start, left, right = tokens(7), tokens(8), tokens(10)
     long = tokens(22)
     prompt = tokens(18)
-    echo = tokens(1) * 6
+    echo = tokens(2) * 3
     return (
         Case(
             name="responses-begin-alike",
@@ -114,8 +114,9 @@ def _content_cases(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
             groups=(PreferenceGroup(prompt, (prompt[:12],), (prompt[6:],)),),
         ),
         Case(
-            name="one-repeated-token",
-            why="token ids carry no information: only positions and the mask tell slots apart",
+            name="two-tokens-in-turn",
+            # With one token all values are equal: attention weights do not matter, gradients of q and k are noise.
+            why="token ids carry hardly any information: only positions and the mask tell slots apart",
             groups=(PreferenceGroup(echo * 2, (echo + tokens(2),), (echo[:3] + tokens(4),)),),
         ),
         _special_ids_inside(tokens),
