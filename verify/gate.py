@@ -15,7 +15,7 @@ from verify.cases import Case
 from verify.comparison import Comparison, StructureError, compare_observations
 from verify.groups import check_token_ids
 from verify.judgement import Judgement, JudgingContext, judge
-from verify.model_state import WeightsChangedError
+from verify.model_state import Baseline, WeightsChangedError
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import DpoSigmoid
@@ -147,7 +147,7 @@ class _ModelHolder:
 
     def __init__(self, request: ModelRequest, dtype: str) -> None:
         self._request, self._dtype = request, dtype
-        self.under_test = build_model(request, dtype)
+        self.rebuild()
 
     @property
     def model(self) -> Any:
@@ -155,6 +155,7 @@ class _ModelHolder:
 
     def rebuild(self) -> None:
         self.under_test = build_model(self._request, self._dtype)
+        self.baseline = Baseline.read(self.under_test.model)
 
 
 def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
@@ -217,7 +218,13 @@ def _run_case(
     def run(subject: Subject) -> Observation:
         steps.begin(f"{dtype} {case.name}: {subject.name}")
         observation = observe(
-            subject, holder.model, case.groups, request.objective, apply_objective=apply_dpo, seed=request.seed
+            subject,
+            holder.model,
+            case.groups,
+            request.objective,
+            apply_objective=apply_dpo,
+            seed=request.seed,
+            baseline=holder.baseline,
         )
         steps.model_passes_s += observation.elapsed_s
         return observation

@@ -79,14 +79,29 @@ def mixed_sum(values: Tensor) -> int:
     return total
 
 
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a model is before any subject works on it; good until its weights change."""
+
+    hashes: dict[str, int]
+    settings: Settings
+
+    @staticmethod
+    def read(model: Any) -> Baseline:
+        """Read weights and settings. The tree is walked once: on a small model the walk costs as much as a pass."""
+        modules = list(model.named_modules())
+        return Baseline(weights_hash(modules), Settings.read(model, modules))
+
+
 @contextmanager
-def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]:
+def restored_model(model: Any, subject: str, *, seed: int, baseline: Baseline | None = None) -> Iterator[Restored]:
     """Run a subject's work with seeded random numbers, and hold the model to what it was.
 
     Args:
         model: The (PEFT-wrapped) causal LM.
         subject: Name for messages.
         seed: Seed of torch's generator inside; the state outside is put back.
+        baseline: What the model must be afterwards; read here if None.
 
     Yields:
         The settings that had to be put back; filled when the context closes.
@@ -94,9 +109,7 @@ def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]
     Raises:
         WeightsChangedError: A parameter or buffer changed, appeared or vanished.
     """
-    # The tree is walked once before and once after: on a small model the walk costs more than the passes.
-    modules = list(model.named_modules())
-    hashes, before, restored = weights_hash(modules), Settings.read(model, modules), Restored()
+    baseline, restored = baseline or Baseline.read(model), Restored()
     for parameter in model.parameters():
         parameter.grad = None
     try:
@@ -107,10 +120,11 @@ def restored_model(model: Any, subject: str, *, seed: int) -> Iterator[Restored]
         for parameter in model.parameters():
             parameter.grad = None
         modules = list(model.named_modules())
-        restored.settings += before.put_back(model, modules)
+        restored.settings += baseline.settings.put_back(model, modules)
         after = weights_hash(modules)
-        if after != hashes:
-            changed = sorted(n for n in hashes.keys() | after.keys() if hashes.get(n) != after.get(n))
+        if after != baseline.hashes:
+            names = baseline.hashes.keys() | after.keys()
+            changed = sorted(name for name in names if baseline.hashes.get(name) != after.get(name))
             raise WeightsChangedError(
                 f"subject {subject} changed the model: {', '.join(changed[:3])}"
                 + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")

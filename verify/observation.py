@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.groups import PreferenceGroup
-from verify.model_state import restored_model
+from verify.model_state import Baseline, restored_model
 from verify.objective import DpoSigmoid
 from verify.slots import SlotCount, count_slots
 from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss
@@ -89,6 +89,7 @@ def observe(
     *,
     apply_objective: Objective,
     seed: int,
+    baseline: Baseline | None = None,
 ) -> Observation:
     """Run one subject on one case.
 
@@ -99,6 +100,7 @@ def observe(
         objective: beta and label smoothing.
         apply_objective: The objective for subjects without their own loss.
         seed: Seed of torch's generator during the passes.
+        baseline: What the model must be afterwards; what it is now if None.
 
     Returns:
         The observation, in float64 on the CPU; values may be NaN, shapes are checked.
@@ -107,7 +109,7 @@ def observe(
         SubjectError: The subject raised, or what it returned cannot be compared.
         WeightsChangedError: It changed the model's weights.
     """
-    with restored_model(model, subject.name, seed=seed) as restored:
+    with restored_model(model, subject.name, seed=seed, baseline=baseline) as restored:
         try:
             support = gradient_support(subject, model)
             passes = _run_passes(subject, model, groups, objective, apply_objective, support.supported)
