@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,21 @@ _LARGE = 16_384
 
 class GateError(Exception):
     """The gate failed on a request that was found good."""
+
+
+@contextmanager
+def subjects_end_nothing() -> Iterator[None]:
+    """Turn what would end the program with a status of its own into a failure of the gate.
+
+    A subject that calls ``sys.exit(0)`` where it is only asked for its name must not end a run with the status of a
+    PASS.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise GateError(f"a subject raised {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +178,7 @@ def run_check(
         seeds=seeds,
         data=_data_record(loaded, request.cases) if loaded else None,
         notes=_notes(prepared, outcome.model.num_layers_published),
+        every_subject_must_run=bool(options.subjects),
     )
     return record_run(request, outcome, facts)
 

@@ -20,7 +20,9 @@ from verify.models.request import ModelRequest, ModelUnderTest, build_model
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import DpoSigmoid
 from verify.observation import Observation, PhaseSlots, observe
+from verify.sentinel import model_bits, same_bits
 from verify.subject import Subject, SubjectError, support_for
+from verify.subjects import is_built_in
 from verify.subjects.oracle import apply_dpo, observe_oracle
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
@@ -29,6 +31,10 @@ from verify.verdict import Verdict, fold
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all and what is being done."""
+
+
+class LeftBehindError(Exception):
+    """A subject changed what every model in this process computes; it cannot be put back."""
 
 
 class WitnessError(Exception):
@@ -92,6 +98,8 @@ class Result:
     phases: tuple[PhaseSlots, ...] = ()
     pairwise_slots: int = 0
     pairwise_rows: int = 0
+    can_save: bool = False
+    """Whether sharing prompts saves slots here, even where the last prompt token is repeated."""
     """Token slots that a policy and a reference pass feed with one unpadded row per completion."""
 
     @property
@@ -156,6 +164,24 @@ class _ModelHolder:
     def rebuild(self) -> None:
         self.under_test = build_model(self._request, self._dtype)
         self.baseline = Baseline.read(self.under_test.model)
+        self.bits = model_bits(self.model)
+
+    def check_bits(self, subject: str) -> None:
+        """Hold the model to what it computed when it was built.
+
+        Raises:
+            LeftBehindError: It computes something else now, and so does a new one: nothing can be judged any more.
+            WeightsChangedError: It computes something else now; a new one does not.
+        """
+        if same_bits(self.bits, model_bits(self.model)):
+            return
+        built, before = build_model(self._request, self._dtype), self.bits
+        if not same_bits(before, model_bits(built.model)):
+            raise LeftBehindError(
+                f"subject {subject} left something behind that changes what any model computes (a patched function or "
+                "class?): no other subject can be judged in this run"
+            )
+        raise WeightsChangedError(f"subject {subject} left the model computing something else than before")
 
 
 def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
@@ -279,7 +305,7 @@ def _run_subject(
         support = support_for(subject, case)
         if not support.supported:
             return _SubjectRun(subject=name, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
-        observation = run(subject)
+        observation = _watched(subject, run, holder)
     except SubjectError as error:
         return _SubjectRun(subject=name, verdict=Verdict.ERROR, reason=str(error))
     except WeightsChangedError as error:
@@ -292,6 +318,18 @@ def _run_subject(
     except StructureError as error:
         return _SubjectRun(subject=name, observation=kept, verdict=Verdict.FAIL, reason=str(error))
     return _SubjectRun(subject=name, observation=kept, to_oracle=to_oracle, to_witness=to_witness)
+
+
+def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: _ModelHolder) -> Observation:
+    """Run a subject; whether it returned or raised, the model must compute afterwards what it computed before."""
+    try:
+        observation = run(subject)
+    except SubjectError:
+        holder.check_bits(subject.name)
+        raise
+    if not is_built_in(subject):
+        holder.check_bits(subject.name)
+    return observation
 
 
 def _judge_case(
@@ -340,4 +378,5 @@ def _result(
         phases=subject.observation.phases if subject.observation is not None else (),
         pairwise_slots=2 * run.case.pairwise_slots,
         pairwise_rows=2 * run.case.num_completions,
+        can_save=any(len(group.prompt_ids) > 1 for group in run.case.groups),
     )

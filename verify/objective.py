@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_SMALLEST_BETA, _LARGEST_BETA = 1e-4, 100.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpoSigmoid:
@@ -24,5 +26,10 @@ class DpoSigmoid:
     def __post_init__(self) -> None:
         if not 0 < self.beta < float("inf"):
             raise ValueError(f"beta is {self.beta}: it must be a positive number")
+        if not _SMALLEST_BETA <= self.beta <= _LARGEST_BETA:
+            raise ValueError(
+                f"beta is {self.beta}: outside [{_SMALLEST_BETA}, {_LARGEST_BETA}] float32 cannot tell rewards or "
+                "coefficients from zero"
+            )
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(f"label_smoothing is {self.label_smoothing}: it must lie in [0, 0.5)")

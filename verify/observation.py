@@ -115,7 +115,9 @@ def observe(
             passes = _run_passes(subject, model, groups, objective, apply_objective, support.supported)
         except SubjectError:
             raise
-        except (Exception, SystemExit) as error:  # a script that exits must not end the run with its own status
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a script that exits must not end the run with its own status
             raise SubjectError(f"subject {subject.name} raised {type(error).__name__}: {error}") from error
     return Observation(
         per_token_logps=passes.logps,
@@ -178,7 +180,7 @@ def _policy_and_reference(
 ) -> _Logps:
     with count_slots(model) as slots:
         with torch.no_grad(), model.disable_adapter():
-            reference = subject.per_token_logps(model, groups)
+            reference = _copied(subject.per_token_logps(model, groups))
         with torch.set_grad_enabled(differentiable):
             policy = subject.per_token_logps(model, groups)
     phases.append(PhaseSlots("log-probs", slots))
@@ -186,6 +188,13 @@ def _policy_and_reference(
         policy=check_logps(policy, groups, subject=subject.name, differentiable=differentiable),
         reference=check_logps(reference, groups, subject=subject.name, differentiable=False),
     )
+
+
+def _copied(logps: object) -> object:
+    """Copies, since a subject may write its next result into the same buffers."""
+    if not isinstance(logps, list | tuple):
+        return logps
+    return [logp.clone() if isinstance(logp, Tensor) else logp for logp in logps]
 
 
 def _own_loss(
@@ -211,11 +220,16 @@ def _own_loss(
 
 
 def _lora_gradients(loss: Tensor, model: Any) -> dict[str, Tensor]:
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    filled = [name for name, parameter in trained if parameter.grad is not None]
+    if filled:
+        raise SubjectError(
+            f"the gradient of {lora_tensor_name(filled[0])} was there before backward: gradients must come from the "
+            "loss that is returned, and the runner calls backward"
+        )
     loss.backward()  # type: ignore[no-untyped-call]
     return {
-        lora_tensor_name(name): to_float64(parameter.grad)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and parameter.grad is not None
+        lora_tensor_name(name): to_float64(parameter.grad) for name, parameter in trained if parameter.grad is not None
     }
 
 

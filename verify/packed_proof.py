@@ -53,7 +53,7 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
         for subject in subjects:
             own = tuple(r for r in results if r.subject == subject.name and r.dtype == dtype)
             totals = _totals(own)
-            doubts = [] if layout_of(subject) == "unpacked" else [d for t in totals if (d := _doubt(t))]
+            doubts = [] if layout_of(subject) == "unpacked" else _doubts(own, totals)
             fed = [total.both for total in totals]
             most = max(fed, key=lambda one: one.slots / one.pairwise_slots, default=_Fed(""))
             summaries.append(
@@ -121,6 +121,20 @@ def _added(fed: _Fed, slots: int, rows: int, pairwise_slots: int, pairwise_rows:
         fed.pairwise_slots + pairwise_slots,
         fed.pairwise_rows + pairwise_rows,
     )
+
+
+def _doubts(results: Sequence[Result], totals: Sequence[_Total]) -> list[str]:
+    """Over the run, then in each case: a fallback in one case hides behind the savings of others."""
+    over_the_run = [doubt for total in totals if (doubt := _doubt(total))]
+    if over_the_run:
+        return over_the_run
+    return [
+        f"case {result.case}: {doubt}"
+        for result in results
+        if result.can_save
+        for total in _totals([result])
+        if (doubt := _doubt(total))
+    ]
 
 
 def _doubt(total: _Total) -> str:

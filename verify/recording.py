@@ -52,6 +52,8 @@ class RunFacts:
         seeds: Every seed by what it drives.
         data: Where real pairs came from, or None.
         notes: What a reader must know.
+        every_subject_must_run: The subjects were named one by one: one that no case was judged on makes the run
+            INCONCLUSIVE.
     """
 
     command: Sequence[str]
@@ -61,6 +63,7 @@ class RunFacts:
     seeds: dict[str, int]
     data: DataRecord | None
     notes: Sequence[str]
+    every_subject_must_run: bool = False
 
 
 def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> Record:
@@ -75,13 +78,17 @@ def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> R
         The record; its verdict is the fold of the subjects' summaries.
     """
     summaries = summarise(outcome.results, request.subjects, request.dtypes)
-    verdict = fold(summary.verdict for summary in summaries)
+    idle = [s for s in summaries if s.verdict is Verdict.NOT_APPLICABLE] if facts.every_subject_must_run else []
+    verdict = fold([*(summary.verdict for summary in summaries), *([Verdict.INCONCLUSIVE] if idle else [])])
     return Record(
         tool_version=tool_version(),
         command=list(facts.command),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict.value,
-        reasons=_run_reasons(summaries),
+        reasons=[
+            *_run_reasons(summaries),
+            *(f"{s.subject} in {s.dtype} was asked for, but no case was judged" for s in idle),
+        ],
         counts=dict(Counter(result.verdict.value for result in outcome.results)),
         num_compared=sum(result.num_compared for result in outcome.results),
         environment=facts.environment,

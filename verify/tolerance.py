@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0, le=20, allow_inf_nan=False)]
 Rationale = Annotated[str, Field(min_length=20)]
 
 
@@ -24,7 +24,7 @@ class _Section(BaseModel):
 class FactorPolicy(_Section):
     """How often the measured noise a subject may be away."""
 
-    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    factor: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)]
     rationale: Rationale
 
 

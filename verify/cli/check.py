@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -50,7 +51,7 @@ def check(
 
     from reports.store import check_writable, discard_results, record_json, write_reports
     from reports.terminal import print_record
-    from verify.check_request import CheckOptions, prepare_check, run_check
+    from verify.check_request import CheckOptions, prepare_check, run_check, subjects_end_nothing
     from verify.cli.progress import show_progress
     from verify.verdict import Verdict, exit_status
 
@@ -76,13 +77,16 @@ def check(
     if out is not None:
         check_writable(out)
     import_s = time.perf_counter() - STARTED
-    prepared = prepare_check(options)
-    if out is not None:
-        discard_results(out)  # an interrupted run must not leave the results of another behind
-    with show_progress(quiet) as progress:
-        record = run_check(
-            prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
-        )
+    # Subjects print and exit as they like: neither may pass for the program's own output or status.
+    with contextlib.redirect_stdout(sys.stderr), subjects_end_nothing():
+        prepared = prepare_check(options)
+        if out is not None:
+            out = out.resolve()
+            discard_results(out)  # an interrupted run must not leave the results of another behind
+        with show_progress(quiet) as progress:
+            record = run_check(
+                prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
+            )
     written = write_reports(record, out) if out is not None else ()
     if json:
         sys.stdout.write(record_json(record))

@@ -51,7 +51,7 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
             )
-    except (ValueError, KeyError) as error:
+    except Exception as error:  # whatever a config that is not one makes transformers raise
         raise CheckpointError(f"{folder}/config.json: no causal LM can be built from it: {error}") from error
     model.tie_weights()  # part of the initialisation that was left out
     _fill(model, _read_tensors(folder), folder, depth)
@@ -69,9 +69,12 @@ def read_config(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: it is not a checkpoint of transformers")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a config that is not one makes transformers raise
         raise CheckpointError(f"{folder}/config.json: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise CheckpointError(f"{folder}/config.json: quantised weights are not supported; give the plain weights")
+    return config
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -123,6 +126,10 @@ def _fill(model: Any, tensors: Iterable[tuple[str, Tensor]], folder: Path, depth
                     f"{folder}: {name} has shape {tuple(tensor.shape)}; "
                     f"the config asks for {tuple(parameters[name].shape)}"
                 )
+            if not tensor.is_floating_point():
+                raise CheckpointError(f"{folder}: {name} holds {tensor.dtype}; floating point weights are needed")
+            if not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(f"{folder}: {name} holds values that are not finite")
             parameters[name].copy_(tensor)
             filled.add(name)
     missing = sorted(parameters.keys() - filled)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -72,6 +73,7 @@ def select_subject(name: str) -> Subject:
 def _import(origin: str) -> ModuleType:
     try:
         if not origin.endswith(".py"):
+            _make_importable(Path.cwd())
             return importlib.import_module(origin)
         path = Path(origin)
         if not path.is_file():
@@ -80,6 +82,8 @@ def _import(origin: str) -> ModuleType:
         if spec is None or spec.loader is None:
             raise SelectionError(f"subject file {origin}: cannot be imported as Python")
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses and pickle look for it
+        _make_importable(path.resolve().parent)
         spec.loader.exec_module(module)
     except SelectionError:
         raise
@@ -87,6 +91,12 @@ def _import(origin: str) -> ModuleType:
         line = _line_in(error, origin)
         raise SelectionError(f"subject {origin}{line} does not import: {type(error).__name__}: {error}") from error
     return module
+
+
+def _make_importable(folder: Path) -> None:
+    """What lies beside a subject can be imported by it, now and later, as if Python had been started there."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def _line_in(error: BaseException, origin: str) -> str:
