@@ -104,7 +104,7 @@ def test_a_wrong_request_ends_with_two_and_one_line() -> None:
         ("Raises", 3, "ERROR"),
         ("CallsExit", 3, "ERROR"),
         ("PaddedButSaysPacked", 3, "INCONCLUSIVE"),
-        ("SaysNo", 3, "NOT_APPLICABLE"),
+        ("SaysNo", 3, "INCONCLUSIVE"),
     ],
 )
 def test_only_a_pass_ends_with_zero(cli: Cli, name: str, status: int, verdict: str) -> None:
