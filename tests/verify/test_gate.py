@@ -345,3 +345,25 @@ def test_progress_counts_to_the_end(policy: Policy, short_case: Case, third_part
     )
     assert [(done, total) for done, total, _ in steps] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [text.split(": ")[1] for _, _, text in steps] == ["oracle", "pairwise", "eager", "by-hand"]
+
+
+class _OwnBackward:
+    """Fills the gradients itself and returns a loss that has nothing to do with them."""
+
+    name = "own-backward"
+
+    def __init__(self, inner: Any) -> None:
+        self.per_token_logps = inner.per_token_logps
+
+    def loss(self, model: Any, groups: Any, objective: Any) -> Any:
+        loss = -sum(logps.sum() for logps in self.per_token_logps(model, groups))
+        loss.backward()
+        return SimpleNamespace(loss=loss.detach().requires_grad_(), rewards=[0.0] * (2 * len(groups)))
+
+
+def test_gradients_that_do_not_come_from_the_returned_loss_are_an_error(
+    gate: Any, third_party: Any, short_case: Any
+) -> None:
+    (judged,) = gate([_OwnBackward(third_party("ByHand"))], [short_case]).results
+    assert judged.verdict is Verdict.ERROR
+    assert "was there before backward" in judged.reasons[0]

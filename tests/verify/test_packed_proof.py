@@ -137,3 +137,12 @@ def test_subjects_and_dtypes_are_summed_apart() -> None:
         ("float32", "s", Verdict.PASS),
         ("float32", "other", Verdict.PASS),
     ]
+
+
+def test_a_fallback_in_one_case_does_not_hide_behind_the_savings_of_others() -> None:
+    """Unpacked rows for several groups, packed ones for single groups: over the run slots are saved all the same."""
+    packed, fallback = result(6, can_save=True), result(20, can_save=True, case="several-groups")
+    found = summary(packed, fallback)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reasons[0].startswith("case several-groups: says packed, but log-probs fed 20 token slots")
+    assert summary(packed, result(20, case="one-token-prompt")).verdict is Verdict.PASS, "nothing to save there"
