@@ -15,7 +15,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_v
 
 from reports.values import Count, Measured, Settings, Versions
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 had no exact checks, planted faults, blind spots and diagnoses; it can still be read."""
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16"]
@@ -208,6 +210,105 @@ class DataRecord(_Frozen):
     notes: list[str]
 
 
+class ExactCheckRecord(_Frozen):
+    """One exact check of one subject: no tolerance, or one that follows from rounding alone."""
+
+    check: str
+    """Its name in docs/checks.md, e.g. "branch-isolation"."""
+    subject: str
+    dtype: DtypeName
+    case: str
+    verdict: VerdictName
+    reason: str
+    """Empty on PASS; otherwise what differs and where, by meaning."""
+    num_compared: Count
+    num_differing: Count
+
+    @model_validator(mode="after")
+    def _pass_compared_something(self) -> Self:
+        if self.verdict == "PASS" and (self.num_compared == 0 or self.num_differing):
+            raise ValueError(
+                f"{self.check} of {self.subject} is PASS with {self.num_compared} values compared and "
+                f"{self.num_differing} of them different"
+            )
+        return self
+
+
+class PlantedRecord(_Frozen):
+    """A fault that was planted in this very run, and what the run's own checks made of it."""
+
+    fault: str
+    """Its name in docs/faults.md."""
+    stage: str
+    what: str
+    dtype: DtypeName
+    cases: list[str]
+    killed: bool
+    margin: Measured
+    """Largest measured / budget; infinite where a check without a budget caught it."""
+    caught_by: list[str]
+    """Families of checks that caught it; empty if it survived."""
+
+    @model_validator(mode="after")
+    def _killed_by_something(self) -> Self:
+        if self.killed != bool(self.caught_by):
+            raise ValueError(f"{self.fault}: killed is {self.killed}, but it was caught by {self.caught_by}")
+        return self
+
+
+class BlindSpotRecord(_Frozen):
+    """A kind of fault that this run could not have seen."""
+
+    what: str
+    """E.g. "faults that need positions beyond 256"."""
+    why: str
+    """E.g. "the longest path of these cases has 190 tokens"."""
+    faults: list[str]
+    """Names in docs/faults.md of faults of this kind; may be empty."""
+
+
+class NearFaultRecord(_Frozen):
+    """A fault of the catalogue whose signature is near to what was seen."""
+
+    fault: str
+    stage: str
+    what: str
+    distance: Measured
+    """0 is the same signature, 1 as far as nothing in common; see docs/diagnosis.md."""
+
+
+class StageRecord(_Frozen):
+    """A stage of the packed computation as a suspect."""
+
+    stage: str
+    distance: Measured
+    because: str
+
+
+class DiagnosisRecord(_Frozen):
+    """What is probably wrong with a subject that failed, and where. Every part is a finding, not a proof."""
+
+    subject: str
+    dtype: DtypeName
+    case: str
+    """The failing case that the diagnosis was made on."""
+    worst: str
+    """The worst place, by meaning."""
+    patterns: list[str]
+    """Which values differ, most telling first, e.g. "all tokens of the rejected response but its first"."""
+    stages: list[StageRecord]
+    """Suspects, nearest first."""
+    nearest: list[NearFaultRecord]
+    first_layer: str
+    """The first decoder layer whose hidden states differ beyond rounding, in words; "" where it was not looked for."""
+    odd_one_out: str
+    """Which of unpacked, dense, sparse and split disagrees with the others; "" where it was not looked for."""
+    reproduction: str
+    """Folder of the shrunk reproduction; "" where none was asked for."""
+    notes: list[str]
+    """What was left out of the diagnosis, and why."""
+
+
 class TimingRecord(_Frozen):
     """Wall time by stage."""
 
@@ -221,7 +322,7 @@ class TimingRecord(_Frozen):
 class Record(_Frozen):
     """One run of the gate."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
     tool_version: str
     command: list[str]
     created_utc: str
@@ -242,6 +343,13 @@ class Record(_Frozen):
     cases: list[CaseRecord]
     summaries: list[SubjectSummary]
     results: list[ResultRecord]
+    exact_checks: list[ExactCheckRecord] = []
+    planted: list[PlantedRecord] = []
+    """Faults planted in this run: what it would have caught."""
+    blind_spots: list[BlindSpotRecord] = []
+    """What this run would not have seen."""
+    diagnoses: list[DiagnosisRecord] = []
+    """One for each subject and dtype that failed."""
     data: DataRecord | None
     timing: TimingRecord
     notes: list[str]
@@ -263,6 +371,13 @@ class Record(_Frozen):
         _check_pass(self.verdict, "the run", self.num_compared, self.counts, "result")
         judged: Counter[str] = Counter(summary.verdict for summary in self.summaries)
         _check_pass(self.verdict, "the run", self.num_compared, judged, "summary")
+        if self.verdict != "PASS":
+            return self
+        for check in self.exact_checks:
+            if check.verdict in NOT_A_PASS:
+                raise ValueError(f"the run is PASS, but {check.check} of {check.subject} is {check.verdict}")
+        if survivors := [planted.fault for planted in self.planted if not planted.killed]:
+            raise ValueError(f"the run is PASS, but planted faults survived it: {', '.join(survivors)}")
         return self
 
 

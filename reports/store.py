@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from reports.record import SCHEMA_VERSION, Record
+from reports.record import READABLE_VERSIONS, Record
 
 RECORD_FILE = "record.json"
 MARKDOWN_FILE = "report.md"
@@ -152,10 +152,11 @@ def read_record(path: Path) -> Record:
             raise RecordError(f"{path.parent} holds no {RECORD_FILE}: no run was finished there; name another folder")
     content = parse_json(path)
     version = content.get("schema_version")
-    if version != SCHEMA_VERSION or not isinstance(version, int) or isinstance(version, bool):
+    if version not in READABLE_VERSIONS or not isinstance(version, int) or isinstance(version, bool):
         shown = "no schema_version" if version is None else f"schema_version {version!r}"
         raise RecordError(
-            f"{path}: {shown}, but this program reads version {SCHEMA_VERSION}; use the release that wrote the file"
+            f"{path}: {shown}, but this program reads versions "
+            f"{' and '.join(map(str, READABLE_VERSIONS))}; use the release that wrote the file"
         )
     try:
         return Record.model_validate(content, strict=True)
