@@ -33,8 +33,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "verify/subjects": frozenset({"torch", "reference_impl", "packed_impl"}),
 }
 IMPLEMENTATIONS = ("reference_impl", "packed_impl")
-# Names of users' own subjects are known at run time only.
-MAY_IMPORT_BY_COMPUTED_NAME = frozenset({"verify/subjects/selection.py"})
+# Names of users' own subjects and faults are known at run time only.
+MAY_IMPORT_BY_COMPUTED_NAME = frozenset({"verify/named_object.py"})
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from verify.named_object import SelectionError
 from verify.subject import layout_of
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.pairwise import VARIATIONS
-from verify.subjects.selection import BUILT_IN, SelectionError, default_subjects, select_subject
+from verify.subjects.selection import BUILT_IN, default_subjects, select_subject
 
 GOOD = """
 class Mine:

@@ -1,0 +1,79 @@
+"""What a user names as ``package.module:NAME`` or ``path/to/file.py:NAME``. Nothing is imported that was not named."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class SelectionError(ValueError):
+    """Something that was asked for by name cannot be had; the message says why and what can."""
+
+
+def named_object(name: str, *, role: str, listed: Callable[[Any], bool]) -> Any:
+    """The object that a name of the form ``origin:attribute`` stands for.
+
+    Args:
+        name: ``package.module:NAME`` or ``path/to/file.py:NAME``.
+        role: What it should be, in one word for messages: "subject", "fault".
+        listed: Which other values of the module a message lists where the attribute is missing.
+
+    Returns:
+        The attribute's value, whatever it is.
+
+    Raises:
+        SelectionError: No such file, an import that failed, or no such attribute.
+    """
+    origin, _, attribute = name.rpartition(":")
+    module = _import(origin, role)
+    found = getattr(module, attribute, None)
+    if found is None:
+        names = [n for n, value in vars(module).items() if not n.startswith("_") and listed(value)]
+        defines = f"; it defines {', '.join(names)}" if names else ""
+        raise SelectionError(f"{role} {origin} has no {attribute!r}{defines}")
+    return found
+
+
+def _import(origin: str, role: str) -> ModuleType:
+    try:
+        if not origin.endswith(".py"):
+            _make_importable(Path.cwd())
+            return importlib.import_module(origin)
+        path = Path(origin)
+        if not path.is_file():
+            raise SelectionError(f"{role} file {origin}: there is no such file")
+        spec = importlib.util.spec_from_file_location(f"packparity_{role}_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise SelectionError(f"{role} file {origin}: cannot be imported as Python")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses and pickle look for it
+        _make_importable(path.resolve().parent)
+        spec.loader.exec_module(module)
+    except SelectionError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's module raises on import
+        line = _line_in(error, origin)
+        raise SelectionError(f"{role} {origin}{line} does not import: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _make_importable(folder: Path) -> None:
+    """What lies beside a user's file can be imported by it, now and later, as if Python had been started there."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _line_in(error: BaseException, origin: str) -> str:
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f", line {error.lineno},"
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).name == Path(origin).name:
+            line = f", line {trace.tb_lineno},"
+        trace = trace.tb_next
+    return line
