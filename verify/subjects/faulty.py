@@ -57,11 +57,13 @@ class FaultySubject:
     Args:
         mutation: What is replaced and by what; None for the honest step.
         cases: Names of the cases it is run on; None for all.
+        gradients: Whether gradients are computed; without them a step costs two forward passes.
         layout: As in the contract of a subject.
     """
 
     mutation: Mutation | None = None
     cases: frozenset[str] | None = None
+    gradients: bool = True
     layout: str = "packed"
 
     @property
@@ -69,11 +71,23 @@ class FaultySubject:
         """``fault:`` and the name of the mutation."""
         return f"fault:{self.mutation.name if self.mutation else 'none'}"
 
+    @property
+    def calls_foreign_code(self) -> bool:
+        """Whether the replacement comes from outside the catalogue."""
+        replacement = self.mutation.replacement if self.mutation else _layout
+        while isinstance(replacement, partial):
+            replacement = replacement.func
+        return not getattr(replacement, "__module__", "").startswith("verify.")
+
     def supports(self, case: Case) -> Support:
         """Only the cases that it was given."""
         if self.cases is None or case.name in self.cases:
             return Support(True)
         return Support(False, f"run on {', '.join(sorted(self.cases)) or 'no case'} only")
+
+    def supports_gradients(self, model: Any) -> Support:
+        """Whether gradients are wanted."""
+        return Support(True) if self.gradients else Support(False, "planted for what the forward passes show")
 
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Log-probs of every completion."""

@@ -1,0 +1,124 @@
+"""Which faults a run plants, on which case, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verify.cases import Case
+from verify.faults.catalogue import biting_cases
+from verify.gate import GateRequest
+from verify.proof_of_life.probes import PROBES, Probe
+from verify.subject import Subject, layout_of, support_for
+from verify.subjects import is_built_in
+from verify.subjects.faulty import FaultySubject
+
+SHARE_OF_RUN = 0.2
+"""How much planted faults may add to the passes of a run on a model that is not tiny."""
+MAX_LOGITS_BYTES = 2 * 2**30
+"""Planted faults hold the logits of all slots at one time; a case that needs more is not planted in."""
+
+_PASSES = {"forward": 2, "gradients": 3}
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+_ORACLE_COSTS = 2
+"""A pass of the oracle in passes of the witness: it computes in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planting:
+    """One fault on one case of the run.
+
+    Args:
+        probe: The fault.
+        case: Name of the case, the smallest that shows it.
+        subject: What the gate runs.
+    """
+
+    probe: Probe
+    case: str
+    subject: FaultySubject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plantings:
+    """What a run plants.
+
+    Args:
+        chosen: The plantings; may be empty.
+        left_out: Why probes that some case would show were left out, by their names.
+        cost: Slots in passes that they add, as a share of those of the run without them.
+    """
+
+    chosen: tuple[Planting, ...]
+    left_out: dict[str, str]
+    cost: float
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """What the gate runs beside the subjects under judgement."""
+        return tuple(planting.subject for planting in self.chosen)
+
+
+def choose_plantings(request: GateRequest, *, vocab_size: int, is_tiny: bool) -> Plantings:
+    """Choose what to plant: on a tiny model all that some case shows, elsewhere as many as cost a fifth of the run.
+
+    Args:
+        request: The run without planted faults.
+        vocab_size: Width of the logits.
+        is_tiny: Passes cost next to nothing.
+
+    Returns:
+        Plantings in the order of the probes; each on the smallest case that shows its fault, with gradients only where
+        nothing else would show it.
+    """
+    affordable, spent = SHARE_OF_RUN * slots_in_passes(request), 0.0
+    chosen: list[Planting] = []
+    left_out: dict[str, str] = {}
+    for probe in PROBES:
+        cases = biting_cases(probe.mutation, request.cases, at_most=1)
+        if not cases:
+            continue
+        (case,) = cases
+        slots = _packed_slots(case)
+        num_bytes = slots * vocab_size * max(_BYTES[dtype] for dtype in request.dtypes)
+        cost = _PASSES[probe.seen_in] * slots * len(request.dtypes)
+        if num_bytes > MAX_LOGITS_BYTES:
+            left_out[probe.fault] = f"the logits of case {case.name} take {num_bytes / 2**30:.1f} GiB"
+        elif not is_tiny and spent + cost > affordable:
+            left_out[probe.fault] = "planted faults may add a fifth to the passes of a run"
+        else:
+            spent += cost
+            subject = FaultySubject(
+                mutation=probe.mutation, cases=frozenset({case.name}), gradients=probe.seen_in == "gradients"
+            )
+            chosen.append(Planting(probe=probe, case=case.name, subject=subject))
+    return Plantings(chosen=tuple(chosen), left_out=left_out, cost=spent / slots_in_passes(request))
+
+
+def slots_in_passes(request: GateRequest) -> float:
+    """Token slots times passes (policy, reference, backward) of a run: oracle, unpacked forms, and subjects.
+
+    Args:
+        request: The run.
+
+    Returns:
+        An estimate by counting, in slots that one pass of the witness feeds.
+    """
+    unpacked = sum(case.pairwise_slots for case in request.cases)
+    forms = (1 + len(request.variations)) * len(request.dtypes)
+    of_subjects = sum(_judged_slots(subject, request.cases) for subject in request.subjects)
+    return _PASSES["gradients"] * ((_ORACLE_COSTS + forms) * unpacked + len(request.dtypes) * of_subjects)
+
+
+def _judged_slots(subject: Subject, cases: Sequence[Case]) -> int:
+    slots = _packed_slots if layout_of(subject) == "packed" else _unpacked_slots
+    # What a third party's subject supports is asked by the gate, where it is answered for.
+    return sum(slots(case) for case in cases if not is_built_in(subject) or support_for(subject, case).supported)
+
+
+def _packed_slots(case: Case) -> int:
+    return sum(len(group.prompt_ids) + sum(len(ids) for ids in group.completions) for group in case.groups)
+
+
+def _unpacked_slots(case: Case) -> int:
+    return case.pairwise_slots
