@@ -1,4 +1,4 @@
-"""Subjects by name: the literal table of our own, and third parties' by ``package.module:Class`` or ``file.py:Class``.
+"""Subjects by name: our own, planted faults, and third parties' by ``package.module:Class`` or ``file.py:Class``.
 
 Nothing is imported that the user did not name.
 """
@@ -23,6 +23,8 @@ BUILT_IN: dict[str, Subject] = {
     },
 }
 
+FAULT_PREFIX = "fault:"
+
 
 def default_subjects(backends: Sequence[str] = ()) -> tuple[Subject, ...]:
     """Our packed subjects, of all backends or of those named.
@@ -41,7 +43,8 @@ def select_subject(name: str) -> Subject:
     """One subject by name.
 
     Args:
-        name: A built-in name, ``package.module:Class`` or ``path/to/file.py:Class``. A class is called without
+        name: A built-in name, ``fault:`` and the name of a planted fault (``fault:none``: the honest step that faults
+            are planted in), ``package.module:Class`` or ``path/to/file.py:Class``. A class is called without
             arguments; an instance is taken as it is.
 
     Returns:
@@ -49,17 +52,27 @@ def select_subject(name: str) -> Subject:
 
     Raises:
         SelectionError: Unknown name, an import that failed, no such attribute, or not a subject.
+        ValueError: Unknown fault; the message gives the nearest names.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name.startswith(FAULT_PREFIX):
+        return _planted(name.removeprefix(FAULT_PREFIX))
     if ":" not in name:
         close = get_close_matches(name, BUILT_IN, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise SelectionError(
             f"unknown subject {name!r}{hint}: give one of {', '.join(BUILT_IN)}, "
-            "or package.module:Class, or file.py:Class"
+            "or package.module:Class, or file.py:Class, or fault:NAME (docs/faults.md)"
         )
     return _instantiate(named_object(name, role="subject", listed=lambda value: isinstance(value, type)), name)
+
+
+def _planted(fault: str) -> Subject:
+    from verify.faults.catalogue import mutation_named  # the whole catalogue, which other runs do without
+    from verify.subjects.faulty import FaultySubject
+
+    return FaultySubject(mutation=None if fault == "none" else mutation_named(fault))
 
 
 def _instantiate(found: Any, name: str) -> Subject:

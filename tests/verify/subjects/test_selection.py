@@ -121,3 +121,13 @@ def test_what_is_no_subject_is_refused_with_what_is_wrong(write: Write, name: st
 def test_what_is_not_there_is_said_to_be_absent(name: str, message: str) -> None:
     with pytest.raises(SelectionError, match=f"^{re.escape(message)}"):
         select_subject(name)
+
+
+def test_a_planted_fault_is_a_subject_by_its_name() -> None:
+    assert select_subject("fault:causal-mask-only").name == "fault:causal-mask-only"
+    assert select_subject("fault:none").name == "fault:none"
+
+
+def test_an_unknown_fault_gives_the_nearest_names() -> None:
+    with pytest.raises(ValueError, match="unknown fault 'causal-mask': did you mean .*causal-mask-only"):
+        select_subject("fault:causal-mask")
