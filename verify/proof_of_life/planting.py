@@ -89,7 +89,10 @@ def choose_plantings(request: GateRequest, *, vocab_size: int, is_tiny: bool) ->
         else:
             spent += cost
             subject = FaultySubject(
-                mutation=probe.mutation, cases=frozenset({case.name}), gradients=probe.seen_in == "gradients"
+                mutation=probe.mutation,
+                cases=frozenset({case.name}),
+                gradients=probe.seen_in == "gradients",
+                role="planted",  # "fault:" is a subject that was asked for
             )
             chosen.append(Planting(probe=probe, case=case.name, subject=subject))
     return Plantings(chosen=tuple(chosen), left_out=left_out, cost=spent / slots_in_passes(request))

@@ -16,13 +16,17 @@ class Probe:
     Args:
         fault: Its name in the catalogue.
         seen_in: The least that must be computed to see it: the forward passes, or the gradients as well.
-        fine: So small that bfloat16 or the rounding of a large model may hide it: there a survivor is a blind spot, and
-            not a sign that the run is blind.
+        may_hide: Where rounding may be as large as the fault: there a survivor is a blind spot, and not a sign that the
+            run is blind. "in bfloat16", or "beyond tiny" in bfloat16 and in any dtype of a model that is not tiny.
     """
 
     fault: str
     seen_in: Literal["forward", "gradients"] = "forward"
-    fine: bool = False
+    may_hide: Literal["nowhere", "in bfloat16", "beyond tiny"] = "nowhere"
+
+    def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
+        """Whether rounding may be as large as the fault."""
+        return self.may_hide != "nowhere" and (dtype == "bfloat16" or (self.may_hide == "beyond tiny" and not is_tiny))
 
     @property
     def mutation(self) -> Mutation:
@@ -32,21 +36,21 @@ class Probe:
 
 PROBES: tuple[Probe, ...] = (
     Probe("branches-not-isolated"),
-    Probe("prompt-cache-detached", seen_in="gradients"),
+    Probe("prompt-cache-detached", seen_in="gradients", may_hide="in bfloat16"),
     Probe("reference-with-adapters-on"),
     Probe("falls-back-to-unpacked"),
     Probe("trees-not-isolated"),
     Probe("neighbour-predicts"),
-    Probe("positions-run-on"),
-    Probe("positions-in-bfloat16"),
-    Probe("prompt-counted"),
-    Probe("mean-instead-of-sum", seen_in="gradients"),
+    Probe("positions-run-on", may_hide="in bfloat16"),
+    Probe("positions-in-bfloat16", may_hide="in bfloat16"),
+    Probe("prompt-counted", may_hide="in bfloat16"),
+    Probe("mean-instead-of-sum", seen_in="gradients", may_hide="in bfloat16"),
     Probe("preference-reversed", seen_in="gradients"),
     Probe("sum-over-groups", seen_in="gradients"),
     Probe("first-layer-without-gradient", seen_in="gradients"),
     Probe("third-tree-sees-second"),
-    Probe("logits-in-bfloat16-forward", fine=True),
-    Probe("one-gradient-off-by-a-thousandth", seen_in="gradients", fine=True),
+    Probe("logits-in-bfloat16-forward", may_hide="beyond tiny"),
+    Probe("one-gradient-off-by-a-thousandth", seen_in="gradients", may_hide="beyond tiny"),
 )
 """Most telling first: where a run affords few, those at the front are planted.
 

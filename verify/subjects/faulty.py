@@ -58,18 +58,20 @@ class FaultySubject:
         mutation: What is replaced and by what; None for the honest step.
         cases: Names of the cases it is run on; None for all.
         gradients: Whether gradients are computed; without them a step costs two forward passes.
+        role: What its name begins with.
         layout: As in the contract of a subject.
     """
 
     mutation: Mutation | None = None
     cases: frozenset[str] | None = None
     gradients: bool = True
+    role: str = "fault"
     layout: str = "packed"
 
     @property
     def name(self) -> str:
-        """``fault:`` and the name of the mutation."""
-        return f"fault:{self.mutation.name if self.mutation else 'none'}"
+        """Its role and the name of the mutation, ``fault:none`` where nothing is replaced."""
+        return f"{self.role}:{self.mutation.name if self.mutation else 'none'}"
 
     @property
     def calls_foreign_code(self) -> bool:
