@@ -12,9 +12,10 @@ from reports.kill_matrix import CatchRecord, KillMatrix, MutationRecord
 from reports.record import DtypeName
 from verify.cases import Case, tiny_cases
 from verify.environment import read_environment
-from verify.faults.catalogue import CATALOGUE, biting_cases, mutation_named
+from verify.faults.catalogue import biting_cases
 from verify.faults.fault import EquivalentMutant, Fault, Mutation
 from verify.faults.kill_matrix import Catch, Kill, kill_of, verdict_of
+from verify.faults.selection import asked_where_it_bites, select_mutations
 from verify.gate import GateRequest, Progress, run_gate
 from verify.models.lora import LoraSpec
 from verify.models.request import DTYPES, ModelRequest, vocabulary_size
@@ -162,9 +163,9 @@ def _cases(options: FaultOptions, vocab_size: int) -> tuple[Case, ...]:
 
 
 def _plantings(options: FaultOptions, cases: tuple[Case, ...]) -> tuple[list[_Planting], list[str]]:
-    wanted = tuple(mutation_named(name) for name in dict.fromkeys(options.faults)) or CATALOGUE
     plantings, left_out = [], []
-    for mutation in wanted:
+    for selected in select_mutations(options.faults):
+        mutation = asked_where_it_bites(selected, cases)
         chosen = biting_cases(mutation, cases, options.cases_per_fault)
         if chosen:
             subject = FaultySubject(mutation=mutation, cases=frozenset(case.name for case in chosen))

@@ -12,7 +12,7 @@ import typer
 
 
 def faults(
-    fault: Annotated[list[str] | None, typer.Option(help="Only these faults. May be given several times.")] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="Only these: a name, or file.py:NAME of your own.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only these cases. May be given several times.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable.")] = None,
     cases_per_fault: Annotated[int, typer.Option(help="Cases that each fault is run on, the smallest.", min=1)] = 3,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from verify.cases import Case
 from verify.faults.conditions import EVERYWHERE, Condition
-from verify.faults.stages import StageName
+from verify.faults.stages import STAGES, StageName
 
 CheckName = Literal["parity", "packed-ran"]
-CHECKS: tuple[CheckName, ...] = ("parity", "packed-ran")
+CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,9 @@ class Mutation:
         imitates: Entries of the public list in docs/faults.md.
         bites_where: Cases on which it can make a difference.
         packing: The layout it is planted in.
+
+    Raises:
+        ValueError: A part is of another type, the name is empty, or there is no such stage.
     """
 
     name: str
@@ -53,6 +56,15 @@ class Mutation:
     imitates: tuple[str, ...] = ()
     bites_where: Condition = EVERYWHERE
     packing: Packing = Packing()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"a fault is named {self.name!r}: give it a non-empty string")
+        _check_text(self, "what")
+        if self.stage not in STAGES:
+            raise ValueError(f"fault {self.name}: stage {self.stage!r}: give one of {', '.join(STAGES)}")
+        if not callable(self.replacement):
+            raise ValueError(f"fault {self.name}: replacement is a {type(self.replacement).__name__}: give a function")
 
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes."""
@@ -67,11 +79,20 @@ class Fault(Mutation):
         signature: Which tokens or tensors are off, and roughly by how much.
         invisible_where: Where no comparison of values can see it.
         must_kill: The checks that must catch it.
+
+    Raises:
+        ValueError: As for any mutation, or no check, or an unknown one, must catch it.
     """
 
     signature: str
     invisible_where: str = ""
     must_kill: tuple[CheckName, ...] = ("parity",)
+
+    def __post_init__(self) -> None:
+        Mutation.__post_init__(self)  # super() without arguments does not know a class made anew for its slots
+        _check_text(self, "signature", "invisible_where")
+        if not self.must_kill or not set(self.must_kill) <= set(CHECKS):
+            raise ValueError(f"fault {self.name}: must_kill is {self.must_kill!r}: give some of {', '.join(CHECKS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +104,13 @@ class EquivalentMutant(Mutation):
     """
 
     why_equal: str
+
+    def __post_init__(self) -> None:
+        Mutation.__post_init__(self)
+        _check_text(self, "why_equal")
+
+
+def _check_text(mutation: Mutation, *fields: str) -> None:
+    for name in fields:
+        if not isinstance(text := getattr(mutation, name), str):
+            raise ValueError(f"fault {mutation.name}: {name} is {text!r}: give a string")

@@ -151,9 +151,9 @@ def kill_of(mutation: Mutation, summary: Summary) -> Kill:
 def _outcome(mutation: Mutation, results: Sequence[Result], summary: Summary) -> tuple[Outcome, list[str]]:
     for verdict, outcome in ((Verdict.ERROR, Outcome.ERROR), (Verdict.INCONCLUSIVE, Outcome.INCONCLUSIVE)):
         if unproven := [result for result in results if result.verdict is verdict]:
-            return outcome, [f"case {result.case}: {'; '.join(result.reasons)}" for result in unproven]
+            return outcome, _by_reason(unproven)
     if not isinstance(mutation, Fault):
-        flagged = [f"case {r.case}: {'; '.join(r.reasons)}" for r in results if r.verdict is Verdict.FAIL]
+        flagged = _by_reason([result for result in results if result.verdict is Verdict.FAIL])
         return (Outcome.FLAGGED, flagged) if flagged else (Outcome.QUIET, [])
     missed = []
     if "parity" in mutation.must_kill:
@@ -161,6 +161,14 @@ def _outcome(mutation: Mutation, results: Sequence[Result], summary: Summary) ->
     if "packed-ran" in mutation.must_kill and not summary.reasons:
         missed.append("the proof that the packed path ran sees nothing")
     return (Outcome.SURVIVED, missed) if missed else (Outcome.KILLED, [])
+
+
+def _by_reason(results: Sequence[Result]) -> list[str]:
+    """The reasons of results, each once, with the cases that have it."""
+    cases: dict[str, list[str]] = {}
+    for result in results:
+        cases.setdefault("; ".join(result.reasons), []).append(result.case)
+    return [f"case {', '.join(names)}: {reason}" for reason, names in cases.items()]
 
 
 def _largest_ratio(result: Result) -> float:
