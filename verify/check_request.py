@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.record import DataRecord, Record
+from verify.case_files import check_pairs, file_sha256, read_cases
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.environment import read_environment
 from verify.gate import GateRequest, Progress, run_gate
@@ -18,6 +19,7 @@ from verify.models.checkpoint import CheckpointError
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.lora import LoraSpec
 from verify.models.request import DTYPES, ModelRequest, requested_config
+from verify.models.shape_file import is_shape_file, read_shape
 from verify.objective import DpoSigmoid
 from verify.recording import RunFacts, record_run
 from verify.subject import Subject
@@ -65,6 +67,7 @@ class CheckOptions:
     tokenizer: Path | None = None
     pairs: int | None = None
     max_tokens: int | None = None
+    cases_file: Path | None = None
     cases: tuple[str, ...] = ()
     subjects: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
@@ -112,13 +115,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     Raises:
         ValueError: An option or an input is wrong; the message says which and what would be right.
     """
-    model = ModelRequest(
-        name=options.model,
-        num_layers=options.layers,
-        device=options.device,
-        seed=options.seed,
-        lora=LoraSpec(strength=0.3 if options.is_tiny else 0.1),
-    )
+    model = _model_request(options)
     config = requested_config(model)
     check_known_to_oracle(config)
     vocab_size, large = int(config.vocab_size), _is_large(config, options.layers)
@@ -169,7 +166,8 @@ def run_check(
     except ValueError as error:
         raise GateError(f"the gate itself failed: {error}") from error
     seeds = {"weights": options.seed, "adapters": options.seed + 1, "passes": options.seed}
-    seeds["sample" if loaded else "cases"] = options.seed
+    if options.cases_file is None:
+        seeds["sample" if loaded else "cases"] = options.seed
     facts = RunFacts(
         command=command,
         environment=environment,
@@ -181,6 +179,18 @@ def run_check(
         every_subject_must_run=bool(options.subjects),
     )
     return record_run(request, outcome, facts)
+
+
+def _model_request(options: CheckOptions) -> ModelRequest:
+    shape = read_shape(Path(options.model)) if is_shape_file(options.model) else None
+    return ModelRequest(
+        name=options.model,
+        num_layers=options.layers,
+        device=options.device,
+        seed=options.seed,
+        lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
+        config=shape.config if shape else None,
+    )
 
 
 def _is_large(config: Any, num_layers: int | None) -> bool:
@@ -215,7 +225,10 @@ def _dtypes(options: CheckOptions) -> tuple[str, ...]:
 
 
 def _cases(options: CheckOptions, vocab_size: int, large: bool) -> tuple[tuple[Case, ...], LoadedPairs | None]:
+    loaded = None
     if options.data is not None:
+        if options.cases_file is not None:
+            raise ValueError("give --data or --cases-file, not both: each names the cases of the run")
         loaded = _real_pairs(options, vocab_size)
         cases = default = real_cases(loaded.groups)
     else:
@@ -224,8 +237,12 @@ def _cases(options: CheckOptions, vocab_size: int, large: bool) -> tuple[tuple[C
         ):  # fmt: skip
             if value is not None:
                 raise ValueError(f"{name} goes with --data FILE, which was not given")
-        loaded, named, few = None, tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
-        cases, default = (*named, *few), few if large else named
+        if options.cases_file is not None:
+            cases = default = read_cases(options.cases_file)
+            check_pairs(cases, options.cases_file)
+        else:
+            named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
+            cases, default = (*named, *few), few if large else named
     if not options.cases:
         return default, loaded
     names = [case.name for case in cases]
@@ -270,13 +287,17 @@ def _notes(prepared: PreparedCheck, published: int) -> list[str]:
     options, request, notes = prepared.options, prepared.request, []
     if prepared.loaded is not None:
         notes.append(prepared.loaded.describe())
+    if options.cases_file is not None:
+        notes.append(f"cases are those of {options.cases_file.name} (sha256 {file_sha256(options.cases_file)})")
     if options.layers is not None and options.layers < published:
         notes.append(f"the depth was cut: {options.layers} of {published} layers")
     if options.model.lower() in NAMED_CONFIGS and not options.is_tiny:
         notes.append("weights are seeded random numbers on the published config, not the published weights")
+    if request.model.config is not None:
+        notes.append(f"weights are seeded random numbers on the shape of {Path(options.model).name}")
     if prepared.large:
         reduced = {
-            "cases": not options.cases and prepared.loaded is None,
+            "cases": not options.cases and options.cases_file is None and prepared.loaded is None,
             "subjects": not options.subjects and not options.backends,
             "variations": not options.variations,
         }

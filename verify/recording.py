@@ -129,7 +129,7 @@ def _model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
     model = built.model
     base = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
     return ModelRecord(
-        name=Path(request.name).resolve().name if request.is_checkpoint else request.name.lower(),
+        name=Path(request.name).resolve().name if request.is_checkpoint or request.config else request.name.lower(),
         weights=built.weights,
         weights_sha256=_weights_sha256(base),
         num_parameters=sum(p.numel() for _, p in base),

@@ -11,8 +11,11 @@ from typing import Annotated
 
 import typer
 
-_HELP_MODEL = "tiny, qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b (published config, seeded weights), or a checkpoint folder."
-_HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May be given several times."
+_HELP_MODEL = (
+    "tiny, qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b (published config, seeded weights), a checkpoint folder, or a JSON file "
+    "of a shape (seeded weights)."
+)
+_HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
 
 def check(
@@ -22,6 +25,7 @@ def check(
     tokenizer: Annotated[Path | None, typer.Option(help="Folder of the tokenizer; needed with --data.")] = None,
     pairs: Annotated[int | None, typer.Option(help="Pairs to draw from --data, stratified by length.", min=1)] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Leave out longer pairs (they are counted).", min=3)] = None,
+    cases_file: Annotated[Path | None, typer.Option(help="Cases of your own, JSON; excludes --data.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only these cases. May be given several times.")] = None,
     subject: Annotated[list[str] | None, typer.Option(help=_HELP_SUBJECT)] = None,
     backend: Annotated[list[str] | None, typer.Option(help="Our subjects of this backend only.")] = None,
@@ -62,6 +66,7 @@ def check(
         tokenizer=tokenizer,
         pairs=pairs,
         max_tokens=max_tokens,
+        cases_file=cases_file,
         cases=tuple(case or ()),
         subjects=tuple(subject or ()),
         backends=tuple(backend or ()),

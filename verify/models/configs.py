@@ -85,6 +85,7 @@ def named_config(name: str) -> NamedConfig:
         close = get_close_matches(name.lower(), NAMED_CONFIGS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ValueError(
-            f"unknown model {name!r}{hint}: give one of {', '.join(NAMED_CONFIGS)}, or the folder of a checkpoint"
+            f"unknown model {name!r}{hint}: give one of {', '.join(NAMED_CONFIGS)}, the folder of a checkpoint, "
+            "or a JSON file of a shape"
         )
     return config

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from verify.models.checkpoint import load_checkpoint, read_config
-from verify.models.configs import NAMED_CONFIGS, named_config
+from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.lora import LoraSpec, add_lora
 from verify.models.random_weights import build_random, hf_config
 
@@ -21,11 +21,12 @@ class ModelRequest:
     """What the user asked for.
 
     Args:
-        name: A named config, or the folder of a checkpoint.
+        name: A named config, or the folder of a checkpoint; with ``config`` any name.
         num_layers: Cut the depth to this, or None for the published depth.
         device: A torch device, e.g. "cpu" or "cuda".
         seed: Seed of random weights and of the adapters.
         lora: The adapters.
+        config: A config with seeded weights instead of the one that is named.
 
     Raises:
         ValueError: An unknown name, a depth the config does not have, or a device that is not there.
@@ -36,10 +37,11 @@ class ModelRequest:
     device: str = "cpu"
     seed: int = 0
     lora: LoraSpec = field(default_factory=LoraSpec)
+    config: NamedConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.is_checkpoint:
-            published = named_config(self.name).num_hidden_layers
+            published = self.seeded_config.num_hidden_layers
             if self.num_layers is not None and not 1 <= self.num_layers <= published:
                 raise ValueError(f"--layers {self.num_layers}: {self.name} has {published} layers")
         check_device(self.device)
@@ -47,7 +49,16 @@ class ModelRequest:
     @property
     def is_checkpoint(self) -> bool:
         """Whether ``name`` is a folder rather than a named config."""
-        return self.name.lower() not in NAMED_CONFIGS and Path(self.name).exists()
+        return self.config is None and self.name.lower() not in NAMED_CONFIGS and Path(self.name).exists()
+
+    @property
+    def seeded_config(self) -> NamedConfig:
+        """The config whose weights are seeded; published depth.
+
+        Raises:
+            ValueError: A checkpoint has weights of its own; an unknown name.
+        """
+        return self.config if self.config is not None else named_config(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +97,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
         weights = "local checkpoint"
         exact = all(torch.equal(p, p.to(torch.bfloat16).to(p.dtype)) for p in base.parameters())
     else:
-        config = named_config(request.name)
+        config = request.seeded_config
         published = config.num_hidden_layers
         depth = published if request.num_layers is None else request.num_layers
         base = build_random(config, num_layers=depth, dtype=dtype, seed=request.seed)
@@ -124,7 +135,7 @@ def requested_config(request: ModelRequest) -> Any:
         ValueError: The checkpoint's config cannot be read (CheckpointError), or names no vocabulary.
     """
     if not request.is_checkpoint:
-        config = named_config(request.name)
+        config = request.seeded_config
         return hf_config(config, config.num_hidden_layers)
     found = read_config(Path(request.name))
     if not isinstance(getattr(found, "vocab_size", None), int):

@@ -64,7 +64,7 @@ def test_a_name_is_found_in_any_case(name: str) -> None:
 
 
 def test_an_unknown_name_lists_the_valid_ones_and_the_nearest() -> None:
-    listed = r"give one of tiny, qwen3-0\.6b, .*qwen3-32b, or the folder of a checkpoint"
+    listed = r"give one of tiny, qwen3-0\.6b, .*qwen3-32b, the folder of a checkpoint, or a JSON file of a shape"
     with pytest.raises(ValueError, match=rf"unknown model 'qwen3-06b' \(did you mean qwen3-0\.6b\?\): {listed}"):
         named_config("qwen3-06b")
     with pytest.raises(ValueError, match=rf"unknown model 'bert': {listed}"):
