@@ -30,7 +30,7 @@ class PaddedBatch:
     Args:
         input_ids: Token ids, int64, [B, T].
         attention_mask: 1 on tokens of the sequence, 0 on padding and junk, int64, [B, T].
-        position_ids: 0, 1, 2, .. from the first token of the sequence; 0 elsewhere, int64, [B, T].
+        position_ids: Counted on from the first token of the sequence; 0 elsewhere, int64, [B, T].
         starts: The column of each row's first token.
     """
 
@@ -46,6 +46,7 @@ def per_token_logps(
     *,
     batching: Batching = "row-per-sequence",
     junk_tokens_in_front: int = 0,
+    first_position: int = 0,
     extra_padding: int = 0,
     row_order: RowOrder = "given",
     max_rows: int | None = None,
@@ -60,6 +61,8 @@ def per_token_logps(
         groups: The preference groups.
         batching: One forward call per sequence, or rows padded to one width on the left or on the right.
         junk_tokens_in_front: Tokens put before each sequence, hidden by the attention mask.
+        first_position: Position of each sequence's first token. Rotary attention sees differences of positions only,
+            but its angles are float32 in every dtype, so that another start rounds otherwise.
         extra_padding: Columns of padding beyond what the longest row needs.
         row_order: Whether the rows run as given or last first; the result keeps the given order either way.
         max_rows: Rows per padded batch; all in one if None.
@@ -73,7 +76,7 @@ def per_token_logps(
     Raises:
         ValueError: An option that is unknown, negative or without meaning for the batching.
     """
-    _check_options(batching, junk_tokens_in_front, extra_padding, row_order, max_rows)
+    _check_options(batching, junk_tokens_in_front, first_position, extra_padding, row_order, max_rows)
     sequences = unpack(groups)
     order = list(range(len(sequences)))
     if row_order == "reversed":
@@ -87,6 +90,7 @@ def per_token_logps(
             rows,
             side="left" if batching == "padded-left" else "right",
             junk_tokens_in_front=junk_tokens_in_front,
+            first_position=first_position,
             extra_padding=extra_padding,
             pad_id=pad_id,
             junk_id=junk_id,
@@ -100,6 +104,7 @@ def padded_batch(
     *,
     side: Literal["left", "right"],
     junk_tokens_in_front: int = 0,
+    first_position: int = 0,
     extra_padding: int = 0,
     pad_id: int = 0,
     junk_id: int = 1,
@@ -110,6 +115,7 @@ def padded_batch(
         rows: The sequences, at least one.
         side: Where the padding goes.
         junk_tokens_in_front: Junk before each sequence.
+        first_position: Position of each sequence's first token.
         extra_padding: Columns beyond the longest row.
         pad_id: Token id of padding.
         junk_id: Token id of junk.
@@ -127,7 +133,7 @@ def padded_batch(
         input_ids[index, start - junk_tokens_in_front : start] = junk_id
         input_ids[index, start : start + length] = torch.tensor(row.ids)
         attention_mask[index, start : start + length] = 1
-        position_ids[index, start : start + length] = torch.arange(length)
+        position_ids[index, start : start + length] = first_position + torch.arange(length)
         starts.append(start)
     return PaddedBatch(input_ids, attention_mask, position_ids, tuple(starts))
 
@@ -163,16 +169,22 @@ def _batch_logps(model: nn.Module, rows: Sequence[UnpackedSequence], batch: Padd
 
 
 def _check_options(
-    batching: str, junk_tokens_in_front: int, extra_padding: int, row_order: str, max_rows: int | None
+    batching: str,
+    junk_tokens_in_front: int,
+    first_position: int,
+    extra_padding: int,
+    row_order: str,
+    max_rows: int | None,
 ) -> None:
     batchings, orders = ("row-per-sequence", "padded-left", "padded-right"), ("given", "reversed")
     if batching not in batchings:
         raise ValueError(f"batching {batching!r}: expected one of {', '.join(batchings)}")
     if row_order not in orders:
         raise ValueError(f"row_order {row_order!r}: expected one of {', '.join(orders)}")
-    if junk_tokens_in_front < 0 or extra_padding < 0:
+    if junk_tokens_in_front < 0 or first_position < 0 or extra_padding < 0:
         raise ValueError(
-            f"{junk_tokens_in_front} junk tokens and {extra_padding} columns of padding: expected 0 or more"
+            f"{junk_tokens_in_front} junk tokens, first position {first_position} and {extra_padding} columns of "
+            "padding: expected 0 or more"
         )
     if batching == "row-per-sequence" and (extra_padding or max_rows is not None):
         raise ValueError("extra_padding and max_rows belong to a padded batch: row-per-sequence has none")

@@ -20,6 +20,8 @@ VARIATIONS = [
     {"batching": "padded-left", "junk_tokens_in_front": 2, "row_order": "reversed"},
     {"batching": "padded-right", "max_rows": 3},
     {"batching": "padded-left", "max_rows": 1, "row_order": "reversed"},
+    {"batching": "row-per-sequence", "junk_tokens_in_front": 2, "first_position": 300},
+    {"batching": "padded-right", "first_position": 7},
 ]
 
 
@@ -128,6 +130,8 @@ def test_rows_are_laid_out_as_described(pairs) -> None:
     right = padded_batch(rows, side="right", junk_tokens_in_front=1, extra_padding=1, pad_id=0, junk_id=1)
     assert right.input_ids.tolist() == [[1, 58, 4, 33, 21, 0], [1, 58, 6, 0, 0, 0]]
     assert right.position_ids.tolist() == [[0, 0, 1, 2, 3, 0], [0, 0, 1, 0, 0, 0]]
+    late = padded_batch(rows, side="right", junk_tokens_in_front=1, first_position=30)
+    assert late.position_ids.tolist() == [[0, 30, 31, 32, 33], [0, 30, 31, 0, 0]]
     assert (left.starts, right.starts) == ((2, 4), (1, 1))
 
 
@@ -173,6 +177,7 @@ def test_a_model_that_ignores_logits_to_keep_is_refused(tiny, pairs) -> None:
         ({"batching": "packed"}, "batching 'packed': expected one of row-per-sequence, padded-left, padded-right"),
         ({"row_order": "random"}, "row_order 'random': expected one of given, reversed"),
         ({"junk_tokens_in_front": -1}, "-1 junk tokens"),
+        ({"first_position": -1}, "first position -1"),
         ({"extra_padding": 2}, "belong to a padded batch"),
         ({"max_rows": 2}, "belong to a padded batch"),
         ({"batching": "padded-left", "max_rows": 0}, "max_rows is 0"),

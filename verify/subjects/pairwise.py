@@ -23,6 +23,7 @@ class PairwiseSubject:
         attention: transformers attention implementation, "sdpa" or "eager".
         batching: One row per completion, or all completions in one padded batch.
         junk_tokens_in_front: Masked-out tokens before each row.
+        positions_run_on: Positions count on from what may stand before a sequence in a packed row, instead of from 0.
         extra_padding: Padding beyond the longest row.
         row_order: Order of rows in a padded batch.
     """
@@ -31,6 +32,7 @@ class PairwiseSubject:
     attention: str = "sdpa"
     batching: Batching = "row-per-sequence"
     junk_tokens_in_front: int = 0
+    positions_run_on: bool = False
     extra_padding: int = 0
     row_order: RowOrder = "given"
     layout: str = "unpacked"
@@ -43,9 +45,17 @@ class PairwiseSubject:
                 groups,
                 batching=self.batching,
                 junk_tokens_in_front=self.junk_tokens_in_front,
+                first_position=self._first_position(groups),
                 extra_padding=self.extra_padding,
                 row_order=self.row_order,
             )
+
+    def _first_position(self, groups: Sequence[PreferenceGroup]) -> int:
+        """The last slot at which a tree may start where all groups share a row: behind all others and the junk."""
+        if not self.positions_run_on:
+            return 0
+        trees = [len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups]
+        return self.junk_tokens_in_front + sum(trees) - min(trees)
 
 
 WITNESS = PairwiseSubject(name="pairwise")
@@ -56,7 +66,8 @@ VARIATIONS: dict[str, PairwiseSubject] = {
         PairwiseSubject(name="eager", attention="eager"),
         PairwiseSubject(name="padded-right", batching="padded-right", extra_padding=7),
         PairwiseSubject(name="padded-left", batching="padded-left", extra_padding=3, row_order="reversed"),
-        PairwiseSubject(name="junk-in-front", junk_tokens_in_front=50),
+        # A row with a document or padding in front, whose positions are slots: under rotary attention only rounding moves.
+        PairwiseSubject(name="junk-in-front", junk_tokens_in_front=50, positions_run_on=True),
     )
 }
 

@@ -76,6 +76,25 @@ def test_the_objective_of_the_runner_by_hand() -> None:
     assert rejected.tolist() == pytest.approx([-slope])
 
 
+def test_junk_in_front_moves_sequences_as_far_as_a_row_may(
+    tiny: Tiny, draw: Callable[..., tuple[PreferenceGroup, ...]]
+) -> None:
+    """Trees of 9, 12 and 6 slots: behind the other two, 9 + 12, and 50 junk tokens is as late as one may start."""
+    positions = []
+    model = tiny("float32").model
+    hook = model.get_base_model().register_forward_pre_hook(
+        lambda _, args, kwargs: positions.append(kwargs["position_ids"][0].tolist()), with_kwargs=True
+    )
+    try:
+        with torch.no_grad():
+            VARIATIONS["junk-in-front"].per_token_logps(model, draw(5, (4, 3, 2), (5, 3, 4), (2, 1, 3)))
+    finally:
+        hook.remove()
+    assert [row[50] for row in positions] == [71] * 6
+    assert [len(row) - 50 for row in positions] == [7, 6, 8, 9, 3, 5]
+    assert all(row[:50] == [0] * 50 and row[50:] == list(range(71, 71 + len(row) - 50)) for row in positions)
+
+
 @pytest.mark.parametrize("name", [WITNESS.name, *VARIATIONS])
 def test_forms_of_the_unpacked_path_differ_by_rounding_only(tiny: Tiny, two_pairs_case: Case, name: str) -> None:
     model = tiny("float64").model
