@@ -95,7 +95,7 @@ def compare_observations(
     """
     num_completions = sum(len(group.completions) for group in groups)
     num_tokens = sum(len(ids) for group in groups for ids in group.completions)
-    token, completion = (num_tokens, _token_place(groups)), (num_completions, _completion_place(groups))
+    token, completion = (num_tokens, token_place(groups)), (num_completions, _completion_place(groups))
     pair, whole = (len(groups), _pair_place), (1, _whole_place)
     comparisons = [
         _compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token),
@@ -105,6 +105,26 @@ def compare_observations(
         _compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], *whole),
     ]
     return (*comparisons, *_compare_gradients(actual, expected))
+
+
+def compare_logps(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], groups: Sequence[PreferenceGroup]
+) -> Comparison:
+    """Compare log-probs alone.
+
+    Args:
+        actual: One float64 vector per completion.
+        expected: The same.
+        groups: The case's groups, for naming places.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        StructureError: As :func:`compare_observations`.
+    """
+    num_tokens = sum(len(ids) for group in groups for ids in group.completions)
+    return _compare_vectors("per_token_logps", actual, expected, num_tokens, token_place(groups))
 
 
 def _compare_gradients(actual: Observation, expected: Observation) -> tuple[Comparison, ...]:
@@ -246,14 +266,18 @@ def _worst_places(difference: Tensor, actual: Tensor, expected: Tensor, place: _
     return tuple(Place(place(i), float(actual[i]), float(expected[i])) for i in order)
 
 
-def _completion_name(index: int, num_positives: int) -> str:
+def completion_name(index: int, num_positives: int) -> str:
+    """Name of a completion by its place in its group: "chosen", "rejected", or "negative 2"."""
     if num_positives == 1 and index < 2:
         return ("chosen", "rejected")[index]
     return f"positive {index}" if index < num_positives else f"negative {index - num_positives}"
 
 
-def _token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
-    """Names the n-th completion token of a case; names are made only for the few places that are shown."""
+def token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
+    """Names the n-th completion token of a case.
+
+    A function, since names are made only for the few places that are shown.
+    """
 
     def name(index: int) -> str:
         rest = index
@@ -261,7 +285,7 @@ def _token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
             for i, ids in enumerate(group.completions):
                 if rest < len(ids):
                     predictor = "the last prompt token" if rest == 0 else f"its token {rest - 1}"
-                    completion = _completion_name(i, len(group.positives))
+                    completion = completion_name(i, len(group.positives))
                     return f"group {g}, {completion}, token {rest}, predicted from {predictor}"
                 rest -= len(ids)
         raise IndexError(f"completion token {index} of a case that has {index - rest}")
@@ -274,7 +298,7 @@ def _completion_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
         rest = index
         for g, group in enumerate(groups):
             if rest < len(group.completions):
-                return f"group {g}, {_completion_name(rest, len(group.positives))}"
+                return f"group {g}, {completion_name(rest, len(group.positives))}"
             rest -= len(group.completions)
         raise IndexError(f"completion {index} of a case that has {index - rest}")
 
