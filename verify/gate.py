@@ -241,8 +241,10 @@ def _run_case(
     oracle_cache: dict[str, Observation],
     steps: _Steps,
 ) -> _CaseRun:
+    def begin(name: str) -> None:
+        steps.begin(f"{dtype} {case.name}: {name}")
+
     def run(subject: Subject) -> Observation:
-        steps.begin(f"{dtype} {case.name}: {subject.name}")
         observation = observe(
             subject,
             holder.model,
@@ -255,7 +257,11 @@ def _run_case(
         steps.model_passes_s += observation.elapsed_s
         return observation
 
-    steps.begin(f"{dtype} {case.name}: oracle")
+    def run_form(form: Subject) -> Observation:
+        begin(form.name)
+        return run(form)
+
+    begin("oracle")
     expected = oracle_cache.get(case.name)
     if expected is None:
         expected = observe_oracle(holder.model, case.groups, request.objective)
@@ -263,19 +269,22 @@ def _run_case(
         if holder.under_test.exact_in_bfloat16:
             oracle_cache[case.name] = expected
     try:
-        forms = {WITNESS.name: run(WITNESS), **{name: run(VARIATIONS[name]) for name in request.variations}}
+        forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
         noise = _noise_sample(case, forms, expected)
     except (SubjectError, StructureError) as error:
         raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
     witness = forms[WITNESS.name]
     del forms  # gradients of every form; at full size there is no room to keep them
-    subjects = tuple(_run_subject(s, case, run, expected, witness, holder) for s in request.subjects)
+    subjects = []
+    for subject in request.subjects:
+        begin(subject.name)  # also where it does not take the case, so that all steps add up
+        subjects.append(_run_subject(subject, case, run, expected, witness, holder))
     return _CaseRun(
         case=case,
         expected=replace(expected, gradients=None),
         witness=replace(witness, gradients=None),
         noise=noise,
-        subjects=subjects,
+        subjects=tuple(subjects),
         vacuous=vacuous_expectation(expected),
         implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
     )

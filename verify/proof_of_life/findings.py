@@ -8,8 +8,9 @@ from typing import cast
 
 from reports.record import BlindSpotRecord, DtypeName, PlantedRecord
 from verify.faults.kill_matrix import Kill, Outcome, kill_of
-from verify.gate import GateOutcome
+from verify.gate import GateOutcome, GateRequest
 from verify.packed_proof import summarise
+from verify.proof_of_life.blind_spots import blind_spots
 from verify.proof_of_life.planting import Planting, Plantings
 from verify.verdict import Verdict
 
@@ -50,6 +51,29 @@ class Finding:
     kill: Kill
     hides_in_rounding: bool
     """It survived where rounding may hide it."""
+
+
+def prove(request: GateRequest, outcome: GateOutcome, plantings: Plantings, *, is_tiny: bool) -> Proof:
+    """What a run would have caught, and what not.
+
+    Args:
+        request: The run without planted faults.
+        outcome: The outcome with the results of planted faults.
+        plantings: What was planted.
+        is_tiny: The model is the tiny one, whose rounding hides nothing outside of bfloat16.
+
+    Returns:
+        The proof.
+    """
+    findings = findings_of(outcome, plantings, request.dtypes, is_tiny=is_tiny)
+    hidden = [(f.kill.dtype, f.kill.mutation.name) for f in findings if f.hides_in_rounding]
+    judged = without_planted(outcome, plantings)
+    return Proof(
+        planted=planted_records(findings),
+        blind_spots=blind_spots(request, judged.results, outcome.model.model.config, within_rounding=hidden),
+        reasons=reasons_of(findings),
+        notes=notes_of(plantings),
+    )
 
 
 def without_planted(outcome: GateOutcome, plantings: Plantings) -> GateOutcome:
