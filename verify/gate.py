@@ -54,6 +54,8 @@ class GateRequest:
         policy: Factors and floors.
         variations: Names of the witness's harmless variations; at least one.
         seed: Seed of torch's generator during passes.
+        prepare_model: Called with each model that is built, before anything runs on it. What it changes is there for
+            unpacked and packed passes alike; the weights must stay.
 
     Raises:
         ValueError: Something is empty or named twice.
@@ -67,6 +69,7 @@ class GateRequest:
     policy: Policy
     variations: tuple[str, ...] = tuple(VARIATIONS)
     seed: int = 0
+    prepare_model: Callable[[Any], None] | None = None
 
     def __post_init__(self) -> None:
         for what, names in (
@@ -83,6 +86,11 @@ class GateRequest:
         unknown = sorted(set(self.variations) - VARIATIONS.keys())
         if unknown:
             raise ValueError(f"unknown variations {', '.join(unknown)}: give some of {', '.join(VARIATIONS)}")
+
+    @property
+    def num_steps(self) -> int:
+        """Observations of the run: oracle, witness, variations and subjects, on each case in each dtype."""
+        return len(self.dtypes) * len(self.cases) * (2 + len(self.variations) + len(self.subjects))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +161,8 @@ class _CaseRun:
 class _ModelHolder:
     """The model of one dtype, built again after a subject has changed its weights."""
 
-    def __init__(self, request: ModelRequest, dtype: str) -> None:
-        self._request, self._dtype = request, dtype
+    def __init__(self, request: ModelRequest, dtype: str, prepare: Callable[[Any], None] | None) -> None:
+        self._request, self._dtype, self._prepare = request, dtype, prepare
         self.rebuild()
 
     @property
@@ -163,6 +171,8 @@ class _ModelHolder:
 
     def rebuild(self) -> None:
         self.under_test = build_model(self._request, self._dtype)
+        if self._prepare is not None:
+            self._prepare(self.under_test.model)
         self.baseline = Baseline.read(self.under_test.model)
         self.bits = model_bits(self.model)
 
@@ -198,16 +208,14 @@ def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
         ValueError: A token id outside the vocabulary, a model that the oracle does not know.
         WitnessError: The unpacked path cannot be run.
     """
-    steps = _Steps(progress, len(request.dtypes) * len(request.cases) * (
-        2 + len(request.variations) + len(request.subjects)
-    ))  # fmt: skip
+    steps = _Steps(progress, request.num_steps)
     oracle_cache: dict[str, Observation] = {}
     results: list[Result] = []
     notes: dict[str, None] = {}
     model: ModelUnderTest | None = None
     for dtype in request.dtypes:
         model = None  # frees the model of the dtype before
-        holder = _ModelHolder(request.model, dtype)
+        holder = _ModelHolder(request.model, dtype, request.prepare_model)
         for case in request.cases:
             check_token_ids(case.groups, holder.model.get_input_embeddings().num_embeddings)
         runs = [_run_case(case, dtype, holder, request, oracle_cache, steps) for case in request.cases]
