@@ -66,7 +66,7 @@ VARIATIONS: dict[str, PairwiseSubject] = {
         PairwiseSubject(name="eager", attention="eager"),
         PairwiseSubject(name="padded-right", batching="padded-right", extra_padding=7),
         PairwiseSubject(name="padded-left", batching="padded-left", extra_padding=3, row_order="reversed"),
-        # A row with a document or padding in front, whose positions are slots: under rotary attention only rounding moves.
+        # As in a row whose positions are slots: under rotary attention another start moves nothing but rounding.
         PairwiseSubject(name="junk-in-front", junk_tokens_in_front=50, positions_run_on=True),
     )
 }
