@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from verify.models.lora import LoraSpec
 from verify.models.request import DTYPES, ModelRequest, requested_config
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.objective import DpoSigmoid
+from verify.proof_of_life.findings import prove, without_planted
+from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
 from verify.subject import Subject
 from verify.subjects.oracle import check_known_to_oracle
@@ -92,12 +94,14 @@ class PreparedCheck:
 
     Args:
         request: What the gate will be asked.
+        plantings: The faults that are planted beside the subjects.
         options: The options it came from.
         loaded: The real pairs, or None.
         large: The model is so large that fewer cases, subjects and variations run by default.
     """
 
     request: GateRequest
+    plantings: Plantings
     options: CheckOptions
     loaded: LoadedPairs | None
     large: bool
@@ -133,7 +137,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         variations=_variations(options, large),
         seed=options.seed,
     )
-    return PreparedCheck(request=request, options=options, loaded=loaded, large=large)
+    plantings = choose_plantings(request, vocab_size=vocab_size, is_tiny=options.is_tiny)
+    return PreparedCheck(request=request, plantings=plantings, options=options, loaded=loaded, large=large)
 
 
 def run_check(
@@ -156,10 +161,11 @@ def run_check(
         GateError: The gate itself failed; nothing is known about any subject.
     """
     request, options, loaded = prepared.request, prepared.options, prepared.loaded
+    plantings = prepared.plantings
     threads = options.threads or (1 if options.is_tiny else None)
     try:
         with torch_threads(threads):
-            outcome = run_gate(request, progress)
+            outcome = run_gate(replace(request, subjects=(*request.subjects, *plantings.subjects)), progress)
             environment = read_environment(request.model.device)
     except CheckpointError:
         raise
@@ -178,7 +184,8 @@ def run_check(
         notes=_notes(prepared, outcome.model.num_layers_published),
         every_subject_must_run=bool(options.subjects),
     )
-    return record_run(request, outcome, facts)
+    proof = prove(request, outcome, plantings, is_tiny=options.is_tiny)
+    return record_run(request, without_planted(outcome, plantings), facts, proof=proof)
 
 
 def _model_request(options: CheckOptions) -> ModelRequest:

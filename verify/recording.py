@@ -34,6 +34,7 @@ from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.packed_proof import Summary, summarise
+from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, layout_of, owns_loss
 from verify.verdict import Verdict, fold
 
@@ -66,20 +67,25 @@ class RunFacts:
     every_subject_must_run: bool = False
 
 
-def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> Record:
+def record_run(
+    request: GateRequest, outcome: GateOutcome, facts: RunFacts, *, proof: Proof = NOTHING_PLANTED
+) -> Record:
     """Assemble the record.
 
     Args:
         request: What was asked for.
-        outcome: What was measured.
+        outcome: What was measured on the subjects that were asked for.
         facts: Command, times, seeds, data.
+        proof: What became of the faults that were planted beside them.
 
     Returns:
-        The record; its verdict is the fold of the subjects' summaries.
+        The record; its verdict is the fold of the subjects' summaries and of the proof.
     """
     summaries = summarise(outcome.results, request.subjects, request.dtypes)
     idle = [s for s in summaries if s.verdict is Verdict.NOT_APPLICABLE] if facts.every_subject_must_run else []
-    verdict = fold([*(summary.verdict for summary in summaries), *([Verdict.INCONCLUSIVE] if idle else [])])
+    verdict = fold(
+        [*(summary.verdict for summary in summaries), *([Verdict.INCONCLUSIVE] if idle else []), *proof.verdicts]
+    )
     return Record(
         tool_version=tool_version(),
         command=list(facts.command),
@@ -88,6 +94,7 @@ def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> R
         reasons=[
             *_run_reasons(summaries),
             *(f"{s.subject} in {s.dtype} was asked for, but no case was judged" for s in idle),
+            *proof.reasons,
         ],
         counts=dict(Counter(result.verdict.value for result in outcome.results)),
         num_compared=sum(result.num_compared for result in outcome.results),
@@ -101,6 +108,8 @@ def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> R
         cases=[_case_record(case) for case in request.cases],
         summaries=[_summary_record(summary) for summary in summaries],
         results=[_result_record(result) for result in outcome.results],
+        planted=list(proof.planted),
+        blind_spots=list(proof.blind_spots),
         data=facts.data,
         timing=TimingRecord(
             total_s=facts.total_s,
@@ -108,7 +117,7 @@ def record_run(request: GateRequest, outcome: GateOutcome, facts: RunFacts) -> R
             model_passes_s=outcome.model_passes_s,
             peak_host_bytes=peak_host_bytes(),
         ),
-        notes=[*facts.notes, *outcome.notes],
+        notes=[*facts.notes, *outcome.notes, *proof.notes],
     )
 
 

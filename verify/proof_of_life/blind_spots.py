@@ -103,7 +103,8 @@ def _judged_cases(request: GateRequest, results: Sequence[Result]) -> dict[str, 
 
 def _missing(cases: Iterable[Case]) -> dict[Condition, list[Fault]]:
     """Conditions that no case meets, with the faults that need them."""
-    present, needed = list(cases), {}
+    present = list(cases)
+    needed: dict[Condition, list[Fault]] = {}
     for fault in FAULTS:
         if not any(fault.bites(case) for case in present):
             needed.setdefault(fault.bites_where, []).append(fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -115,6 +116,7 @@ def planted_records(findings: Sequence[Finding]) -> tuple[PlantedRecord, ...]:
 
 def _planted_record(kill: Kill) -> PlantedRecord:
     killed = kill.outcome is Outcome.KILLED
+    by_no_budget = any(catch.killed and catch.kind is None for catch in kill.catches)
     return PlantedRecord(
         fault=kill.mutation.name,
         stage=kill.mutation.stage,
@@ -122,7 +124,7 @@ def _planted_record(kill: Kill) -> PlantedRecord:
         dtype=cast(DtypeName, kill.dtype),
         cases=list(kill.cases),
         killed=killed,
-        margin=kill.margin,
+        margin=math.inf if killed and by_no_budget else kill.margin,
         caught_by=list(kill.caught_by) if killed else [],
     )
 
