@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_validator
 
-from reports.values import Count, Measured, Settings, Versions
+from reports.values import Count, Measured, Settings, Text, Versions
 
 SCHEMA_VERSION: Literal[2] = 2
 READABLE_VERSIONS = (1, 2)
@@ -57,9 +57,9 @@ class Environment(_Frozen):
 class ModelRecord(_Frozen):
     """The model under comparison."""
 
-    name: str
+    name: Text
     """Name as given on the command line: "tiny", "qwen3-0.6b", or a checkpoint folder's base name."""
-    weights: str
+    weights: Text
     """Where the weights come from, e.g. "seeded normal, std 0.2, rounded to bfloat16" or "checkpoint"."""
     weights_sha256: str | None
     num_parameters: Count
@@ -73,7 +73,7 @@ class ModelRecord(_Frozen):
 class GroupRecord(_Frozen):
     """Lengths of one group, in tokens."""
 
-    source: str
+    source: Text
     prompt: Count
     positives: list[Count]
     negatives: list[Count]
@@ -82,8 +82,8 @@ class GroupRecord(_Frozen):
 class CaseRecord(_Frozen):
     """One input: preference groups by their lengths in tokens."""
 
-    name: str
-    why: str
+    name: Text
+    why: Text
     """What this case is there to show."""
     groups: list[GroupRecord]
 
@@ -91,7 +91,7 @@ class CaseRecord(_Frozen):
 class SubjectRecord(_Frozen):
     """An implementation that was judged."""
 
-    name: str
+    name: Text
     layout: Literal["packed", "unpacked"]
     owns_loss: bool
     """The subject computes its own loss; otherwise the runner applied the objective to its log-probs."""
@@ -100,7 +100,7 @@ class SubjectRecord(_Frozen):
 class PlaceRecord(_Frozen):
     """A place where actual and expected differ most, by meaning."""
 
-    where: str
+    where: Text
     """E.g. "group 0, chosen, token 3 of 7, predicted from response token 2" or a parameter's name."""
     actual: Measured
     expected: Measured
@@ -117,7 +117,7 @@ class JudgementRecord(_Frozen):
     statistic: Literal["max", "rms"]
     unit: Literal["nats", "relative"]
     verdict: VerdictName
-    reason: str
+    reason: Text
     """Empty on PASS."""
     num_compared: Count
     measured: Measured | None
@@ -125,7 +125,7 @@ class JudgementRecord(_Frozen):
     budget: Measured | None
     witness_error: Measured | None
     """The unpacked path's own error (oracle) or the spread of its harmless variations (differential)."""
-    witness_from: str
+    witness_from: Text
     """What ``witness_error`` was measured on: "unpacked witness", "variation eager", "log-prob budgets"."""
     factor: Measured | None
     floor: Measured | None
@@ -156,11 +156,11 @@ class SlotsRecord(_Frozen):
 class ResultRecord(_Frozen):
     """One subject on one case in one dtype."""
 
-    case: str
-    subject: str
+    case: Text
+    subject: Text
     dtype: DtypeName
     verdict: VerdictName
-    reasons: list[str]
+    reasons: list[Text]
     judgements: list[JudgementRecord]
     slots: SlotsRecord | None
     num_compared: Count
@@ -176,10 +176,10 @@ class ResultRecord(_Frozen):
 class SubjectSummary(_Frozen):
     """One subject in one dtype, over all cases; the proof that the packed path ran is judged here."""
 
-    subject: str
+    subject: Text
     dtype: DtypeName
     verdict: VerdictName
-    reasons: list[str]
+    reasons: list[Text]
     cases_by_verdict: CountsByVerdict
     slots: Count
     pairwise_slots: Count
@@ -196,30 +196,30 @@ class SubjectSummary(_Frozen):
 class DataRecord(_Frozen):
     """Where real preference pairs came from."""
 
-    file: str
+    file: Text
     sha256: str
-    shape: str
+    shape: Text
     rows_read: Count
     usable_rows: Count
     violations_by_reason: dict[str, Count]
-    violations: list[str]
+    violations: list[Text]
     """The first rows that broke a precondition, each with its place and reason."""
-    tokenizer: str
+    tokenizer: Text
     tokenizer_sha256: str | None
     num_pairs: Count
-    notes: list[str]
+    notes: list[Text]
 
 
 class ExactCheckRecord(_Frozen):
     """One exact check of one subject: no tolerance, or one that follows from rounding alone."""
 
-    check: str
+    check: Text
     """Its name in docs/checks.md, e.g. "branch-isolation"."""
-    subject: str
+    subject: Text
     dtype: DtypeName
-    case: str
+    case: Text
     verdict: VerdictName
-    reason: str
+    reason: Text
     """Empty on PASS; otherwise what differs and where, by meaning."""
     num_compared: Count
     num_differing: Count
@@ -237,17 +237,19 @@ class ExactCheckRecord(_Frozen):
 class PlantedRecord(_Frozen):
     """A fault that was planted in this very run, and what the run's own checks made of it."""
 
-    fault: str
+    fault: Text
     """Its name in docs/faults.md."""
-    stage: str
-    what: str
+    stage: Text
+    what: Text
     dtype: DtypeName
-    cases: list[str]
+    cases: list[Text]
     killed: bool
     margin: Measured
     """Largest measured / budget; infinite where a check without a budget caught it."""
-    caught_by: list[str]
+    caught_by: list[Text]
     """Families of checks that caught it; empty if it survived."""
+    margins: dict[str, Measured]
+    """Largest measured / budget in each family of checks that saw it; infinite where a check has no budget."""
 
     @model_validator(mode="after")
     def _killed_by_something(self) -> Self:
@@ -259,20 +261,20 @@ class PlantedRecord(_Frozen):
 class BlindSpotRecord(_Frozen):
     """A kind of fault that this run could not have seen."""
 
-    what: str
+    what: Text
     """E.g. "faults that need positions beyond 256"."""
-    why: str
+    why: Text
     """E.g. "the longest path of these cases has 190 tokens"."""
-    faults: list[str]
+    faults: list[Text]
     """Names in docs/faults.md of faults of this kind; may be empty."""
 
 
 class NearFaultRecord(_Frozen):
     """A fault of the catalogue whose signature is near to what was seen."""
 
-    fault: str
-    stage: str
-    what: str
+    fault: Text
+    stage: Text
+    what: Text
     distance: Measured
     """0 is the same signature, 1 as far as nothing in common; see docs/diagnosis.md."""
 
@@ -280,32 +282,32 @@ class NearFaultRecord(_Frozen):
 class StageRecord(_Frozen):
     """A stage of the packed computation as a suspect."""
 
-    stage: str
+    stage: Text
     distance: Measured
-    because: str
+    because: Text
 
 
 class DiagnosisRecord(_Frozen):
     """What is probably wrong with a subject that failed, and where. Every part is a finding, not a proof."""
 
-    subject: str
+    subject: Text
     dtype: DtypeName
-    case: str
+    case: Text
     """The failing case that the diagnosis was made on."""
-    worst: str
+    worst: Text
     """The worst place, by meaning."""
-    patterns: list[str]
+    patterns: list[Text]
     """Which values differ, most telling first, e.g. "all tokens of the rejected response but its first"."""
     stages: list[StageRecord]
     """Suspects, nearest first."""
     nearest: list[NearFaultRecord]
-    first_layer: str
+    first_layer: Text
     """The first decoder layer whose hidden states differ beyond rounding, in words; "" where it was not looked for."""
-    odd_one_out: str
+    odd_one_out: Text
     """Which of unpacked, dense, sparse and split disagrees with the others; "" where it was not looked for."""
-    reproduction: str
+    reproduction: Text
     """Folder of the shrunk reproduction; "" where none was asked for."""
-    notes: list[str]
+    notes: list[Text]
     """What was left out of the diagnosis, and why."""
 
 
@@ -324,10 +326,10 @@ class Record(_Frozen):
 
     schema_version: Literal[1, 2] = SCHEMA_VERSION
     tool_version: str
-    command: list[str]
+    command: list[Text]
     created_utc: str
     verdict: VerdictName
-    reasons: list[str]
+    reasons: list[Text]
     counts: CountsByVerdict
     """Number of results by verdict."""
     num_compared: Count
@@ -337,7 +339,7 @@ class Record(_Frozen):
     seeds: dict[str, int]
     policy: Settings
     """The tolerance policy as used, with the rationale of every number."""
-    variations: list[str]
+    variations: list[Text]
     """The harmless variations of the witness that set the noise floor."""
     subjects: list[SubjectRecord]
     cases: list[CaseRecord]
@@ -352,7 +354,7 @@ class Record(_Frozen):
     """One for each subject and dtype that failed."""
     data: DataRecord | None
     timing: TimingRecord
-    notes: list[str]
+    notes: list[Text]
     """Anything a reader must know, e.g. a cut depth or a backend that ran uncompiled."""
 
     @model_validator(mode="after")

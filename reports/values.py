@@ -11,6 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """How a record writes the numbers that JSON has no notation for."""
 
+TEXT_LIMIT = 2000
+"""Characters that a text of a record may have; an exception may carry megabytes."""
+
 
 def _number_from_text(value: object) -> object:
     return float(value) if isinstance(value, str) and value in NOT_FINITE else value
@@ -43,10 +46,25 @@ def _plain_key(key: object, where: str) -> str:
     return str(_plain(key, where))
 
 
+def _readable(value: object) -> object:
+    """Any string as one that can be written as UTF-8 and read by a person; everything else as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) <= TEXT_LIMIT:
+        return text
+    kept = TEXT_LIMIT - 60  # leaves room for the note, so that a text that was cut is not cut again
+    left, right = text[: kept // 2], text[len(text) - (kept - kept // 2) :]
+    return f"{left} [... {len(text) - kept:,} characters left out ...] {right}"
+
+
 def _by_name(packages: dict[str, str]) -> dict[str, str]:
     return dict(sorted(packages.items()))
 
 
+Text = Annotated[str, BeforeValidator(_readable)]
+"""Text that comes from outside, such as names and messages of subjects: code points that are no characters are written
+out, and what is longer than ``TEXT_LIMIT`` loses its middle."""
 Count = Annotated[int, Field(ge=0)]
 Measured = Annotated[float, BeforeValidator(_number_from_text)]
 """A measurement: NaN and infinities are kept, and written as strings."""

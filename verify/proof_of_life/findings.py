@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from reports.record import BlindSpotRecord, DtypeName, PlantedRecord
-from verify.faults.kill_matrix import Kill, Outcome, kill_of
+from verify.faults.kill_matrix import FAMILIES, Kill, Outcome, kill_of
 from verify.gate import GateOutcome, GateRequest
 from verify.packed_proof import summarise
 from verify.proof_of_life.blind_spots import blind_spots
@@ -116,7 +116,11 @@ def planted_records(findings: Sequence[Finding]) -> tuple[PlantedRecord, ...]:
 
 def _planted_record(kill: Kill) -> PlantedRecord:
     killed = kill.outcome is Outcome.KILLED
-    by_no_budget = any(catch.killed and catch.kind is None for catch in kill.catches)
+    margins: dict[str, float] = {}
+    for catch in kill.catches:
+        if catch.kind is not None or catch.killed:
+            family, margin = FAMILIES[catch.check], catch.margin if catch.kind is not None else math.inf
+            margins[family] = max(margins.get(family, 0.0), margin)
     return PlantedRecord(
         fault=kill.mutation.name,
         stage=kill.mutation.stage,
@@ -124,8 +128,9 @@ def _planted_record(kill: Kill) -> PlantedRecord:
         dtype=cast(DtypeName, kill.dtype),
         cases=list(kill.cases),
         killed=killed,
-        margin=math.inf if killed and by_no_budget else kill.margin,
+        margin=max(margins.values(), default=0.0),
         caught_by=list(kill.caught_by) if killed else [],
+        margins=margins,
     )
 
 
