@@ -8,6 +8,7 @@ cannot look green.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
@@ -24,16 +25,27 @@ _TAGS: dict[VerdictName, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Test:
+class JunitTest:
+    """One test, by its verdict.
+
+    Args:
+        class_name: What a CI system groups it under.
+        name: Its name there.
+        verdict: FAIL is a failure, ERROR an error, INCONCLUSIVE an error of type "inconclusive", NOT_APPLICABLE a
+            skipped test; PASS has no child.
+        message: Why it is not PASS.
+        details: Shown where the test is red.
+    """
+
     class_name: str
     name: str
     verdict: VerdictName
     message: str
     details: str
-    """Shown where the test is red."""
 
     @property
     def is_red(self) -> bool:
+        """Whether a CI system shows it red."""
         return self.verdict in NOT_A_PASS
 
 
@@ -44,40 +56,53 @@ def render(record: Record) -> str:
         record: The record.
 
     Returns:
-        An XML document. FAIL is a failure, ERROR an error, INCONCLUSIVE an error of type "inconclusive",
-        NOT_APPLICABLE a skipped test; PASS has no child. It holds a failure or an error unless the run is PASS.
+        An XML document. It holds a failure or an error unless the run is PASS.
     """
     tests = [*map(_result_test, record.results), *(_packed_path_test(summary, record) for summary in record.summaries)]
     if record.verdict != "PASS" and record.verdict not in {test.verdict for test in tests if test.is_red}:
         tests.append(_run_test(record))
+    return document(tests, total_s=record.timing.total_s, created_utc=record.created_utc)
+
+
+def document(tests: Sequence[JunitTest], *, total_s: float, created_utc: str) -> str:
+    """JUnit XML of one suite.
+
+    Args:
+        tests: The tests.
+        total_s: Wall time of the run.
+        created_utc: When it ended.
+
+    Returns:
+        An XML document.
+    """
     outcomes = Counter(_TAGS.get(test.verdict, "passed") for test in tests)
     totals = {
         "tests": str(len(tests)),
         "failures": str(outcomes["failure"]),
         "errors": str(outcomes["error"]),
         "skipped": str(outcomes["skipped"]),
-        "time": f"{record.timing.total_s:.3f}",
+        "time": f"{total_s:.3f}",
     }
     suites = ElementTree.Element("testsuites", {"name": "packparity", **totals})
-    suite = ElementTree.SubElement(suites, "testsuite", {**suites.attrib, "timestamp": printable(record.created_utc)})
+    suite = ElementTree.SubElement(suites, "testsuite", {**suites.attrib, "timestamp": printable(created_utc)})
     for test in tests:
         _add(suite, test)
     ElementTree.indent(suites)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
 
-def _result_test(result: ResultRecord) -> _Test:
+def _result_test(result: ResultRecord) -> JunitTest:
     name, judgements = _class(result.subject, result.dtype), broken(result)
     if not judgements:
-        return _Test(name, result.case, result.verdict, "; ".join(result.reasons), "")
+        return JunitTest(name, result.case, result.verdict, "; ".join(result.reasons), "")
     reasons = [*own_reasons(result), f"{len(judgements)} of {plural(len(result.judgements), 'judgement')} did not pass"]
     if nearest := worst([result], tuple(QUANTITIES)):
         reasons.append(f"worst measured / budget {number(nearest.value)} ({budget_name(nearest.judgement)})")
     details = "\n".join(f"{judgement.verdict} {finding(judgement)}" for judgement in judgements)
-    return _Test(name, result.case, result.verdict, "; ".join(reasons), details)
+    return JunitTest(name, result.case, result.verdict, "; ".join(reasons), details)
 
 
-def _packed_path_test(summary: SubjectSummary, record: Record) -> _Test:
+def _packed_path_test(summary: SubjectSummary, record: Record) -> JunitTest:
     """What a summary adds to its results: whether the packed path ran."""
     own = [r for r in record.results if (r.subject, r.dtype) == (summary.subject, summary.dtype)]
     verdict: VerdictName = "NOT_APPLICABLE"
@@ -95,21 +120,21 @@ def _packed_path_test(summary: SubjectSummary, record: Record) -> _Test:
     else:
         verdict, message = "PASS", ""
     slots = f"slots packed {count(summary.slots)}, pairwise {count(summary.pairwise_slots)}"
-    return _Test(_class(summary.subject, summary.dtype), "packed path ran", verdict, message, slots)
+    return JunitTest(_class(summary.subject, summary.dtype), "packed path ran", verdict, message, slots)
 
 
-def _run_test(record: Record) -> _Test:
+def _run_test(record: Record) -> JunitTest:
     """A verdict of the run that no other test shows; a run in which nothing was applicable is an error here."""
     verdict = "ERROR" if record.verdict == "NOT_APPLICABLE" else record.verdict
     message = "; ".join(record.reasons) or f"the verdict of the run is {record.verdict}"
-    return _Test("packparity", "verdict of the run", verdict, message, closing_line(record))
+    return JunitTest("packparity", "verdict of the run", verdict, message, closing_line(record))
 
 
 def _class(subject: str, dtype: str) -> str:
     return f"{subject}.{dtype}"
 
 
-def _add(suite: ElementTree.Element, test: _Test) -> None:
+def _add(suite: ElementTree.Element, test: JunitTest) -> None:
     element = ElementTree.SubElement(suite, "testcase", classname=printable(test.class_name), name=printable(test.name))
     if test.verdict == "PASS":
         return
