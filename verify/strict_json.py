@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 _MAX_PROBLEMS_NAMED = 3
@@ -48,10 +48,9 @@ def read_json(path: Path, kind: type[T] | TypeAdapter[T], *, what: str) -> T:
         raise JsonFileError(f"{what} file {path}: {_problems(error)}") from error
 
 
-def json_text(content: BaseModel | list[Any]) -> str:
+def json_text(content: dict[str, Any] | list[Any]) -> str:
     """Indented JSON with lists of numbers on one line each, ending in a newline."""
-    plain = content.model_dump(mode="json") if isinstance(content, BaseModel) else content
-    return _indented(plain, "") + "\n"
+    return _indented(content, "") + "\n"
 
 
 def _indented(value: Any, indent: str) -> str:

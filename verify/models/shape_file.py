@@ -91,4 +91,4 @@ def shape_text(shape: Shape) -> str:
     """A shape as the text of a file that :func:`read_shape` reads."""
     config, lora = asdict(shape.config), asdict(shape.lora)
     del config["num_parameters"], lora["targets"]
-    return json_text(_Shape(**config, lora=_Lora(**lora)))
+    return json_text(_Shape(**config, lora=_Lora(**lora)).model_dump())
