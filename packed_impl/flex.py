@@ -1,18 +1,21 @@
 """FlexAttention over packed rows, with a block table computed from segment lengths alone.
 
 Neither the table nor the mask function needs a T x T matrix: the table counts allowed cells per block from the
-overlaps of segments with blocks, and the mask function looks two slots' segments up in an S x S table.
+overlaps of segments with blocks, and the mask function looks a slot and the other's segment up in a T x S table.
 
 Shape letters: B rows, T slots of a row, S segments of a row, M blocks of a row, N query heads, K key heads, H head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from packed_impl.forest import Forest, segment_ids, visible_segments
@@ -81,14 +84,14 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mask_mod(forests: Sequence[Forest], device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     num_segments = max(len(forest.segments) for forest in forests)
-    visible_BSS = torch.zeros(len(forests), num_segments, num_segments, dtype=torch.bool)
+    sees_BTS = torch.zeros(len(forests), forests[0].num_slots, num_segments, dtype=torch.bool)
     for row, forest in enumerate(forests):
-        visible_BSS[row, : len(forest.segments), : len(forest.segments)] = visible_segments(forest)
-    visible_BSS = visible_BSS.to(device)
+        sees_BTS[row, :, : len(forest.segments)] = visible_segments(forest)[segment_ids(forest)]
+    sees_BTS = sees_BTS.to(device)
     ids_BT = torch.stack([segment_ids(forest) for forest in forests]).to(device)
 
     def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & visible_BSS[row, ids_BT[row, query], ids_BT[row, key]]
+        return (key <= query) & sees_BTS[row, query, ids_BT[row, key]]  # each lookup costs: two, not three
 
     return mask_mod
 
@@ -139,10 +142,20 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=True)  # dynamic: packed rows differ in length from step to step
 
 
-@cache
-def _traced_flex_attention() -> Callable[..., Tensor]:
-    # Called plainly, flex_attention traces itself anew at every call. Traced once, it runs the same eager operations.
-    return torch.compile(flex_attention, dynamic=True, backend="eager")
+@contextmanager
+def _without_compilation() -> Iterator[None]:
+    """Let a plain call of ``flex_attention`` run torch's eager kernel at once.
+
+    Outside, such a call first has itself traced, anew each time, and then runs these same operations: on a tiny row
+    tracing takes many times as long as the attention. The flag is meant for forward passes, and there is no other on a
+    CPU.
+    """
+    before = flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        yield
+    finally:
+        flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
 
 
 def flex_attention_forward(
@@ -175,7 +188,9 @@ def flex_attention_forward(
     check_kernel_call("flex", query, key, value, kwargs)
     if not isinstance(attention_mask, BlockMask):
         raise ValueError(f"flex attention needs a BlockMask, got {type(attention_mask).__name__}")
-    kernel = _compiled_flex_attention() if query.device.type == "cuda" else _traced_flex_attention()
+    fused = query.device.type == "cuda"
+    kernel = _compiled_flex_attention() if fused else cast(Callable[..., Tensor], flex_attention)
     enable_gqa = query.shape[1] != key.shape[1]
-    output = kernel(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=enable_gqa)
+    with nullcontext() if fused else _without_compilation():
+        output = kernel(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=enable_gqa)
     return output.transpose(1, 2).contiguous(), None
