@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.record import DataRecord, Record
+from reports.record import DataRecord, Environment, Record
 from verify.case_files import check_pairs, file_sha256, read_cases
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.environment import read_environment
-from verify.gate import GateRequest, Progress, run_gate
+from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.groups import check_token_ids
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import NAMED_CONFIGS
@@ -33,6 +33,7 @@ from verify.tolerance import load_policy
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
+    from verify.shrink.run import Reproduction
 
 _VIOLATIONS_KEPT = 50
 _TINY = "tiny"
@@ -81,6 +82,9 @@ class CheckOptions:
     beta: float = 0.1
     label_smoothing: float = 0.0
     policy: Path | None = None
+    out: Path | None = None
+    shrink: bool = False
+    shrink_seconds: float = 60.0
 
     @property
     def is_tiny(self) -> bool:
@@ -119,6 +123,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     Raises:
         ValueError: An option or an input is wrong; the message says which and what would be right.
     """
+    if options.shrink and options.out is None:
+        raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
     model = _model_request(options)
     config = requested_config(model)
     check_known_to_oracle(config)
@@ -167,6 +173,7 @@ def run_check(
         with torch_threads(threads):
             outcome = run_gate(replace(request, subjects=(*request.subjects, *plantings.subjects)), progress)
             environment = read_environment(request.model.device)
+            reproductions = _reproductions(prepared, outcome, environment, progress) if options.shrink else ()
     except CheckpointError:
         raise
     except ValueError as error:
@@ -181,11 +188,41 @@ def run_check(
         total_s=time.perf_counter() - started,
         seeds=seeds,
         data=_data_record(loaded, request.cases) if loaded else None,
-        notes=_notes(prepared, outcome.model.num_layers_published),
+        notes=[
+            *_notes(prepared, outcome.model.num_layers_published),
+            *(f"{r.subject} in {r.dtype}: {r.folder or 'no reproduction'}: {r.note}" for r in reproductions),
+        ],
         every_subject_must_run=bool(options.subjects),
     )
     proof = prove(request, outcome, plantings, is_tiny=options.is_tiny)
     return record_run(request, without_planted(outcome, plantings), facts, proof=proof)
+
+
+def _reproductions(
+    prepared: PreparedCheck, outcome: GateOutcome, environment: Environment, progress: Progress
+) -> tuple[Reproduction, ...]:
+    from verify.shrink.reproduction import Setting
+    from verify.shrink.run import Effort, shrink_failures
+
+    request, options = prepared.request, prepared.options
+    assert options.out is not None  # found out in prepare_check
+    judged = [subject.name for subject in request.subjects]
+    return shrink_failures(
+        Setting(
+            request=request,
+            policy_file=options.policy,
+            threads=environment.num_threads,
+            versions=environment.packages,
+        ),
+        [result for result in outcome.results if result.subject in judged],
+        named=dict(zip(judged, options.subjects or judged, strict=True)),
+        out_dir=options.out,
+        effort=Effort(
+            seconds=options.shrink_seconds,
+            trial_s=outcome.model_passes_s / (len(request.dtypes) * len(request.cases)),
+        ),
+        progress=progress,
+    )
 
 
 def _model_request(options: CheckOptions) -> ModelRequest:

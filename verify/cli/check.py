@@ -40,6 +40,10 @@ def check(
         list[str] | None, typer.Option(help="Harmless variations of the unpacked path that set the noise floor.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for record.json, report.md, report.html, junit.xml.")] = None,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Reduce each failure; a reproduction of it in --out.")
+    ] = False,
+    shrink_seconds: Annotated[float, typer.Option(help="Time that --shrink may take, in all.", min=1)] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -57,6 +61,7 @@ def check(
     from reports.terminal import print_record
     from verify.check_request import CheckOptions, prepare_check, run_check, subjects_end_nothing
     from verify.cli.progress import show_progress
+    from verify.shrink.folder import discard_reproductions
     from verify.verdict import Verdict, exit_status
 
     options = CheckOptions(
@@ -78,6 +83,9 @@ def check(
         beta=beta,
         label_smoothing=label_smoothing,
         policy=policy,
+        out=out,
+        shrink=shrink,
+        shrink_seconds=shrink_seconds,
     )
     if out is not None:
         check_writable(out)
@@ -88,6 +96,7 @@ def check(
         if out is not None:
             out = out.resolve()
             discard_results(out)  # an interrupted run must not leave the results of another behind
+            discard_reproductions(out)
         with show_progress(quiet) as progress:
             record = run_check(
                 prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
