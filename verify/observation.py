@@ -152,7 +152,7 @@ def _run_passes(
             logps = _policy_and_reference(subject, model, groups, differentiable, phases)
             values = apply_objective(logps.policy, logps.reference, groups, objective)
             loss, rewards = values.loss, values.rewards
-        gradients = _lora_gradients(loss, model) if differentiable else None
+        gradients = lora_gradients(loss, model) if differentiable else None
     elapsed_s = time.perf_counter() - start
     return _Passes(
         tuple(map(to_float64, logps.policy)),
@@ -219,7 +219,12 @@ def _own_loss(
     return loss, rewards, _Logps(policy, reference)
 
 
-def _lora_gradients(loss: Tensor, model: Any) -> dict[str, Tensor]:
+def lora_gradients(loss: Tensor, model: Any) -> dict[str, Tensor]:
+    """Run backward and read the gradient of every LoRA tensor; float64 on the CPU, by name.
+
+    Raises:
+        SubjectError: A gradient was there before.
+    """
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     filled = [name for name, parameter in trained if parameter.grad is not None]
     if filled:

@@ -25,6 +25,7 @@ from packed_impl.forest import predictors as path_predictors
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.objectives import dpo_sigmoid
 from verify.cases import Case
+from verify.checks.packed_rows import PackedRows
 from verify.faults.fault import Mutation, Packing
 from verify.faults.rows import Piece, Rows
 from verify.faults.stages import Forward, Parameters, Stages, Targets, Terms
@@ -114,10 +115,37 @@ class FaultySubject:
             ref_per_token_logps=_by_completion(ref_logps, groups),
         )
 
+    def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:
+        """What the stages from layout to supervision say."""
+        stages = self._stages()
+        rows = stages.layout(groups)
+        targets = stages.supervision(rows, stages.predictors(rows))
+        return PackedRows(
+            input_ids=rows.input_ids,
+            position_ids=stages.positions(rows),
+            attended=stages.mask(rows),
+            supervised=_supervised(targets, rows),
+        )
+
     def _stages(self) -> Stages:
         if self.mutation is None:
             return honest_stages(Packing())
         return honest_stages(self.mutation.packing).replaced(self.mutation.stage, self.mutation.replacement)
+
+
+def _supervised(targets: Targets, rows: Rows) -> Tensor:
+    """Completion, row, slot and predictor slot of all that is counted. The completions' own tokens come first.
+
+    From where other terms take their token is not written down; it is taken to be the slot after the predictor.
+    """
+    own = [
+        slot
+        for branch in rows.branches()
+        for slot in range(branch.stop - branch.piece.num_completion_tokens, branch.stop)
+    ]
+    after = (targets.predictor_slots[len(own) :] + 1) % rows.num_slots
+    slots = torch.cat((torch.tensor(own), after))
+    return torch.stack((targets.completions, targets.rows, slots, targets.predictor_slots), dim=1)[targets.counted]
 
 
 def honest_stages(packing: Packing) -> Stages:

@@ -1,0 +1,42 @@
+"""Positions are right in themselves, not only in their differences: seen on a decoder with absolute positions."""
+
+from __future__ import annotations
+
+from verify.cases import Case
+from verify.checks.bench import Bench
+from verify.checks.check import ExactCheck, Measured, NotApplicableError
+from verify.checks.yardsticks import measured
+from verify.comparison import compare_logps
+from verify.subject import SubjectError
+
+
+def _measure(bench: Bench, case: Case) -> Measured:
+    yardstick = measured(bench.setting.yardsticks.absolute)
+    groups = yardstick.case.groups
+    try:
+        actual = bench.run_logps(groups, yardstick.model)
+    except SubjectError as error:
+        raise NotApplicableError(f"cannot run a decoder with absolute positions: {error}") from error
+    comparison = compare_logps(actual, yardstick.expected, groups)
+    place = comparison.worst[0]
+    differing = sum(
+        int((~((a - e).abs() <= yardstick.budget)).sum()) for a, e in zip(actual, yardstick.expected, strict=True)
+    )  # NaN never equals
+    return Measured(
+        num_compared=comparison.num_compared,
+        num_differing=differing,
+        worst=f"{place.where}: {place.actual:.9g}, unpacked {place.expected:.9g}" if differing else "",
+        ratio=comparison.max / yardstick.budget,
+    )
+
+
+ABSOLUTE_POSITIONS = ExactCheck(
+    name="absolute-positions",
+    claims=(
+        "On a tiny decoder that adds a learned vector for each absolute position, log-probs of three groups equal the "
+        "unpacked ones but for rounding: the first token of every prompt stands at position 0."
+    ),
+    cannot_see="Positions beyond those of a short case; subjects that cannot run that decoder.",
+    cases=("distinct-tokens",),
+    measure=_measure,
+)

@@ -1,0 +1,115 @@
+"""Which tokens reach a log-prob: all before it on its path and no other, read off gradients at the embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from verify.cases import Case
+from verify.checks.bench import Bench, flat
+from verify.checks.check import ExactCheck, Measured, NotApplicableError
+from verify.checks.places import all_places, completion_places
+from verify.groups import PreferenceGroup
+from verify.subject import check_logps, gradient_support
+from verify.subjects.pairwise import WITNESS
+
+
+@dataclass(frozen=True, eq=False)
+class _Embedded:
+    """One call of the embedding: token ids [rows, slots] and a leaf in place of its output, [rows, slots, width]."""
+
+    input_ids: Tensor
+    leaf: Tensor
+
+
+def _measure(bench: Bench, case: Case) -> Measured:
+    support = gradient_support(bench.subject, bench.model)
+    if not support.supported:
+        raise NotApplicableError(support.reason)
+    with _embeddings_as_leaves(bench.model) as embedded:
+        returned = bench.call(lambda: bench.subject.per_token_logps(bench.model, case.groups))
+    if not embedded:
+        raise NotApplicableError("no token passed the model's embedding, where gradients would be read")
+    logps = check_logps(returned, case.groups, subject=bench.subject.name, differentiable=True)
+    reached = _tokens_that_reach(logps, embedded)
+    places, tokens = {token: place for place, token in all_places(case.groups)}, completion_places(case.groups)
+    forbidden, missing = [], []
+    for index, (token, ids) in enumerate(zip(tokens, reached, strict=True)):
+        for token_id in sorted(ids - places.keys()):
+            forbidden.append(f"token id {token_id}, which the case does not hold, reaches {token.words(case.groups)}")
+        for token_id, place in places.items():
+            before = place.is_on_path_before(token)
+            if before and token_id not in ids:
+                missing.append(
+                    (index, token_id, f"{place.words(case.groups)} does not reach {token.words(case.groups)}")
+                )
+            elif token_id in ids and not before:
+                forbidden.append(f"{place.words(case.groups)} reaches {token.words(case.groups)}")
+    violations = forbidden + _not_excused(missing, bench.model, case.groups)
+    return Measured(
+        num_compared=len(tokens) * len(places),
+        num_differing=len(violations),
+        worst=violations[0] if violations else "",
+        ratio=math.inf if violations else 0.0,
+    )
+
+
+def _not_excused(missing: Sequence[tuple[int, int, str]], model: Any, groups: tuple[PreferenceGroup, ...]) -> list[str]:
+    """Tokens that do not reach a log-prob, but do so in the unpacked path: sharp attention may underflow in both."""
+    if not missing:
+        return []
+    with _embeddings_as_leaves(model) as embedded:
+        logps = WITNESS.per_token_logps(model, groups)
+    reached = _tokens_that_reach(logps, embedded)
+    return [words for index, token_id, words in missing if token_id in reached[index]]
+
+
+@contextmanager
+def _embeddings_as_leaves(model: Any) -> Iterator[list[_Embedded]]:
+    """Cut the graph at the embedding: what comes out of each call is a leaf whose gradients can be read."""
+    calls: list[_Embedded] = []
+
+    def cut(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        calls.append(_Embedded(args[0] if args else kwargs["input"], leaf))
+        return leaf
+
+    handle = model.get_input_embeddings().register_forward_hook(cut, with_kwargs=True)
+    try:
+        with torch.enable_grad():
+            yield calls
+    finally:
+        handle.remove()
+
+
+def _tokens_that_reach(logps: Sequence[Tensor], embedded: Sequence[_Embedded]) -> list[set[int]]:
+    """Ids of the tokens at whose slots the gradient of a log-prob is not exactly zero, for each log-prob in turn."""
+    leaves, reached = [call.leaf for call in embedded], []
+    for logp in flat(logps):
+        ids: set[int] = set()
+        for call, gradient in zip(
+            embedded, torch.autograd.grad(logp, leaves, retain_graph=True, allow_unused=True), strict=True
+        ):
+            if gradient is not None:
+                ids.update(call.input_ids[gradient.ne(0).any(-1)].tolist())  # NaN is not zero
+        reached.append(ids)
+    return reached
+
+
+REACH = ExactCheck(
+    name="reach",
+    claims=(
+        "The gradient of each log-prob at the embedding is exactly 0.0 at every token that is not before it on its "
+        "path (other branches, other groups, itself and later ones, padding) and not 0.0 at every one that is. A zero "
+        "there is excused only where the unpacked path has it too."
+    ),
+    cannot_see="With which weight a token is seen; subjects without gradients, or whose tokens bypass the embedding.",
+    cases=("distinct-tokens",),
+    measure=_measure,
+)

@@ -1,0 +1,200 @@
+"""How far rounding alone moves things on the cases of the checks, measured on the unpacked path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from verify.budget import Statistic, coefficient_noise, direct_budget, loss_budget, margin_budgets, reward_budgets
+from verify.cases import Case
+from verify.checks.absolute_model import absolute_model
+from verify.checks.cases import CheckCases, check_cases
+from verify.comparison import Comparison, Quantity, compare_logps, compare_observations
+from verify.model_state import Baseline
+from verify.noise import NoiseFloor, NoiseSample, measure_noise
+from verify.objective import DpoSigmoid
+from verify.observation import Observation, observe, to_float64
+from verify.subjects.oracle import apply_dpo
+from verify.subjects.pairwise import VARIATIONS, WITNESS, PairwiseSubject
+from verify.tolerance import Policy
+
+_T = TypeVar("_T")
+
+_FORMS = (WITNESS, *(VARIATIONS[name] for name in ("eager", "padded-right", "padded-left")))
+"""Forms that leave positions as they are: under absolute positions nothing else is harmless."""
+_PADDED_FORMS = _FORMS[2:]
+"""One call for all sequences: with gradients a call for each would take longer than the check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossYardstick:
+    """Budgets on the case of uneven groups.
+
+    Args:
+        loss: Of the loss, in nats.
+        gradients: Of each LoRA tensor, as relative L2.
+    """
+
+    loss: float
+    gradients: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsoluteYardstick:
+    """A model with absolute positions and what the unpacked path computes on it.
+
+    Args:
+        model: The model.
+        case: The case of distinct tokens, for its vocabulary.
+        expected: Log-probs of the unpacked path, one float64 vector per completion.
+        budget: Largest difference in nats.
+    """
+
+    model: Any
+    case: Case
+    expected: tuple[Tensor, ...]
+    budget: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardsticks:
+    """What was measured; None where no check of the run asks for it.
+
+    Args:
+        token_budget: Largest difference of a log-prob on the case of distinct tokens, in nats.
+        losses: Budgets of loss and gradients.
+        absolute: The model with absolute positions.
+    """
+
+    token_budget: float | None
+    losses: LossYardstick | None
+    absolute: AbsoluteYardstick | None
+
+
+def measured(yardstick: _T | None) -> _T:
+    """A yardstick that a check needs.
+
+    Raises:
+        ValueError: It was not measured.
+    """
+    if yardstick is None:
+        raise ValueError("a check asks for a yardstick that was not measured")
+    return yardstick
+
+
+def measure_yardsticks(
+    model: Any,
+    baseline: Baseline,
+    cases: CheckCases,
+    checks: Collection[str],
+    *,
+    dtype: str,
+    objective: DpoSigmoid,
+    policy: Policy,
+    seed: int,
+) -> Yardsticks:
+    """Run the unpacked path in several harmless forms.
+
+    Args:
+        model: The model of the run.
+        baseline: What it is.
+        cases: The cases of the checks.
+        checks: Names of the checks that will be run.
+        dtype: Name of the dtype.
+        objective: beta and label smoothing.
+        policy: Factors and floors.
+        seed: Seed of the passes and of the absolute model.
+
+    Returns:
+        What those checks need.
+    """
+    distinct, tokens, losses, absolute = cases.by_name.get("distinct-tokens"), None, None, None
+    if distinct and {"permutation", "repeat"} & set(checks):
+        tokens = _token_budget(distinct, _logps_of_forms(model, distinct), dtype, policy)
+    if "normalisation" in checks:
+        losses = _loss_yardstick(model, baseline, cases.by_name["uneven-groups"], dtype, objective, policy, seed)
+    if "absolute-positions" in checks:
+        absolute = _absolute_yardstick(dtype, policy, seed)
+    return Yardsticks(token_budget=tokens, losses=losses, absolute=absolute)
+
+
+def _logps_of_forms(model: Any, case: Case) -> dict[str, tuple[Tensor, ...]]:
+    with torch.no_grad():
+        return {form.name: tuple(map(to_float64, form.per_token_logps(model, case.groups))) for form in _FORMS}
+
+
+def _noise_between(
+    case: Case, forms: Mapping[str, _T], compare: Callable[[_T, _T], Sequence[Comparison]]
+) -> NoiseFloor:
+    between = {f"{one} against {other}": compare(forms[one], forms[other]) for other, one in combinations(forms, 2)}
+    return measure_noise([NoiseSample(case.name, to_oracle=between, between=between)])
+
+
+def _logps_budget(
+    statistic: Statistic, quantity: Quantity, values: Tensor, case: Case, noise: NoiseFloor, dtype: str, policy: Policy
+) -> float:
+    budgets = direct_budget(
+        "differential",
+        quantity,
+        "",
+        case=case.name,
+        num_values=len(values),
+        size={"max": float(values.abs().max()), "rms": float(values.square().mean().sqrt())},
+        dtype_name=dtype,
+        noise=noise,
+        policy=policy,
+    )
+    return budgets[statistic].value
+
+
+def _token_budget(case: Case, forms: Mapping[str, tuple[Tensor, ...]], dtype: str, policy: Policy) -> float:
+    noise = _noise_between(case, forms, lambda one, other: (compare_logps(one, other, case.groups),))
+    return _logps_budget("max", "per_token_logps", torch.cat(forms[WITNESS.name]), case, noise, dtype, policy)
+
+
+def _absolute_yardstick(dtype: str, policy: Policy, seed: int) -> AbsoluteYardstick:
+    model = absolute_model(dtype, seed)
+    case = check_cases(int(model.config.vocab_size), seed).by_name["distinct-tokens"]
+    forms = _logps_of_forms(model, case)
+    budget = _token_budget(case, forms, dtype, policy)
+    return AbsoluteYardstick(model=model, case=case, expected=forms[WITNESS.name], budget=budget)
+
+
+def _loss_yardstick(
+    model: Any, baseline: Baseline, case: Case, dtype: str, objective: DpoSigmoid, policy: Policy, seed: int
+) -> LossYardstick:
+    def run(form: PairwiseSubject) -> Observation:
+        return observe(form, model, case.groups, objective, apply_objective=apply_dpo, seed=seed, baseline=baseline)
+
+    forms = {form.name: run(form) for form in _PADDED_FORMS}
+    noise = _noise_between(case, forms, lambda one, other: compare_observations(one, other, case.groups))
+    expected = forms[_PADDED_FORMS[0].name]
+    logps = _logps_budget("rms", "per_token_logps", torch.cat(expected.per_token_logps), case, noise, dtype, policy)
+    refs = _logps_budget(
+        "rms", "ref_per_token_logps", torch.cat(expected.ref_per_token_logps), case, noise, dtype, policy
+    )
+    rewards = reward_budgets(case.groups, expected, objective, logps_rms=logps, ref_logps_rms=refs)
+    shared = coefficient_noise(
+        "differential", case.groups, expected, objective, case=case.name, noise=noise, policy=policy
+    )
+    gradients = {
+        name: direct_budget(
+            "differential",
+            "gradients",
+            name,
+            case=case.name,
+            num_values=case.num_completion_tokens,
+            size={"max": 1.0, "rms": 1.0},
+            dtype_name=dtype,
+            noise=noise,
+            policy=policy,
+            shared_noise=shared,
+        )["rms"].value
+        for name in expected.gradients or {}
+    }
+    return LossYardstick(loss=loss_budget(margin_budgets(rewards), float(expected.loss)), gradients=gradients)
