@@ -14,15 +14,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.strict_json import JsonFileError, json_text, read_json
 
-_Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+T = TypeVar("T")
+
+
+def _not_empty(parts: tuple[T, ...]) -> tuple[T, ...]:
+    """Unlike ``min_length``, which also counts parts that are wrong as absent, this is asked of sound parts only."""
+    if not parts:
+        raise ValueError("empty; at least one is needed")
+    return parts
+
+
+_NotEmpty = AfterValidator(_not_empty)
+_Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], _NotEmpty]
 
 
 class _Part(BaseModel):
@@ -31,7 +42,7 @@ class _Part(BaseModel):
 
 class _Group(_Part):
     prompt_ids: _Ids
-    positives: Annotated[tuple[_Ids, ...], Field(min_length=1)]
+    positives: Annotated[tuple[_Ids, ...], _NotEmpty]
     negatives: tuple[_Ids, ...] = ()
     source: str = ""
 
@@ -39,10 +50,10 @@ class _Group(_Part):
 class _Case(_Part):
     name: Annotated[str, Field(min_length=1)]
     why: str = ""
-    groups: Annotated[tuple[_Group, ...], Field(min_length=1)]
+    groups: Annotated[tuple[_Group, ...], _NotEmpty]
 
 
-_CASES: TypeAdapter[tuple[_Case, ...]] = TypeAdapter(Annotated[tuple[_Case, ...], Field(min_length=1)])
+_CASES: TypeAdapter[tuple[_Case, ...]] = TypeAdapter(Annotated[tuple[_Case, ...], _NotEmpty])
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:

@@ -1,0 +1,131 @@
+"""Cases from a file: what was written is what is read, and whatever is wrong is one message with its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify.case_files import cases_text, check_pairs, read_cases
+from verify.cases import Case, tiny_cases
+from verify.groups import PreferenceGroup
+from verify.strict_json import JsonFileError
+
+GROUP = {"prompt_ids": [5, 9], "positives": [[4, 2]], "negatives": [[7]]}
+MINE = {"name": "mine", "why": "to show", "groups": [GROUP]}
+
+Write = Callable[[Any], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def to_file(content: Any) -> Path:
+        path = tmp_path / "cases.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        return path
+
+    return to_file
+
+
+def test_a_case_is_read_as_it_stands(write: Write) -> None:
+    (case,) = read_cases(write([MINE]))
+    assert case == Case(name="mine", why="to show", groups=(PreferenceGroup((5, 9), ((4, 2),), ((7,),)),))
+
+
+def test_why_may_be_left_out_and_names_the_file_then(write: Write) -> None:
+    (case,) = read_cases(write([{"name": "mine", "groups": [GROUP]}]))
+    assert case.why == "a case of cases.json"
+
+
+def test_the_embedded_cases_survive_writing_and_reading(write: Write) -> None:
+    cases = tiny_cases(257, 3)
+    assert read_cases(write(cases_text(cases))) == cases
+
+
+ids = st.lists(st.integers(0, 300_000), min_size=1, max_size=5).map(tuple)
+groups = st.builds(
+    PreferenceGroup,
+    ids,
+    st.lists(ids, min_size=1, max_size=3).map(tuple),
+    st.lists(ids, max_size=3).map(tuple),
+    st.text(max_size=8),
+)
+
+
+@given(st.lists(groups, min_size=1, max_size=3).map(tuple), st.text(min_size=1, max_size=9))
+def test_any_case_survives_writing_and_reading(
+    tmp_path_factory: pytest.TempPathFactory, of_case: tuple[PreferenceGroup, ...], name: str
+) -> None:
+    path = tmp_path_factory.mktemp("cases") / "cases.json"
+    case = Case(name=name, why="drawn", groups=of_case)
+    path.write_text(cases_text([case]), encoding="utf-8")
+    (read,) = read_cases(path)
+    assert read == case
+    assert [group.source for group in read.groups] == [group.source for group in of_case]
+
+
+def changed(**changes: Any) -> list[dict[str, Any]]:
+    return [{**MINE, "groups": [{**GROUP, **changes}]}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "empty"),
+        ("[", "line 1, column 2: not JSON"),
+        ("[]", "cases.json: empty; at least one is needed"),
+        ("{}", "the whole: Input should be a valid array"),
+        ('[{"name": "a", "name": "b"}]', "the field 'name' occurs twice"),
+        ("[NaN]", "NaN is not a value of JSON"),
+        ([{"groups": [GROUP]}], r"\[0\]\.name: the field is missing"),
+        ([{**MINE, "colour": 1}], r"\[0\]\.colour: unknown field"),
+        ([{**MINE, "groups": []}], r"\[0\]\.groups: empty; at least one is needed"),
+        ([{**MINE, "name": ""}], r"\[0\]\.name"),
+        ([MINE, MINE], "two cases are named 'mine'"),
+        (changed(prompt_ids=[]), r"\[0\]\.groups\[0\]\.prompt_ids: empty; at least one is needed"),
+        (changed(prompt_ids=[5, -9]), r"prompt_ids\[1\]: .*greater than or equal to 0 \(it is -9\)"),
+        (changed(prompt_ids=[5, 9.0]), r"prompt_ids\[1\]: .*valid integer \(it is 9\.0\)"),
+        (changed(prompt_ids=[5, "9"]), r"prompt_ids\[1\]: .*valid integer \(it is '9'\)"),
+        (changed(prompt_ids=[5, True]), r"prompt_ids\[1\]: .*valid integer \(it is True\)"),
+        (changed(positives=[]), r"positives: empty; at least one is needed"),
+        (changed(positives=[[]]), r"positives\[0\]: empty; at least one is needed"),
+        (changed(positives=[4]), r"positives\[0\]: .*valid (array|tuple)"),
+        (changed(chosen=[4]), r"groups\[0\]\.chosen: unknown field"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_place(write: Write, content: Any, message: str) -> None:
+    with pytest.raises(JsonFileError, match=message) as raised:
+        read_cases(write(content))
+    assert str(raised.value).startswith("cases file ")
+    assert "cases.json" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_many_problems_are_counted_not_listed(write: Write) -> None:
+    with pytest.raises(JsonFileError, match="and 7 more"):
+        read_cases(write(changed(prompt_ids=[-1] * 10)))
+
+
+def test_a_file_that_is_not_there_and_one_that_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(JsonFileError, match="there is no such file"):
+        read_cases(tmp_path / "cases.json")
+    (tmp_path / "cases.json").write_bytes(b"[\xff]")
+    with pytest.raises(JsonFileError, match=r"not UTF-8 text \(byte 1\)"):
+        read_cases(tmp_path / "cases.json")
+    with pytest.raises(JsonFileError, match="cannot be read"):
+        read_cases(tmp_path)
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [([[1]], []), ([[1], [2]], [[3]]), ([[1]], [[2], [3]])])
+def test_groups_other_than_pairs_are_refused_by_place(write: Write, positives: Any, negatives: Any) -> None:
+    path = write([{**MINE, "groups": [GROUP, {**GROUP, "positives": positives, "negatives": negatives}]}])
+    with pytest.raises(
+        JsonFileError, match=r"case 'mine', group 1 has \d positives and \d negatives; DPO compares one"
+    ):
+        check_pairs(read_cases(path), path)
+    check_pairs(read_cases(write([MINE])), path)
