@@ -99,7 +99,7 @@ def record_run(
         counts=dict(Counter(result.verdict.value for result in outcome.results)),
         num_compared=sum(result.num_compared for result in outcome.results),
         environment=facts.environment,
-        model=_model_record(request.model, outcome.model),
+        model=model_record(request.model, outcome.model),
         objective=asdict(request.objective),
         seeds=facts.seeds,
         policy=request.policy.model_dump(),
@@ -134,7 +134,8 @@ def _run_reasons(summaries: Sequence[Summary]) -> list[str]:
     return reasons
 
 
-def _model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
+def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
+    """The record of a model and of its adapters."""
     model = built.model
     base = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
     return ModelRecord(
