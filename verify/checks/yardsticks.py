@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from verify.cases import Case
 from verify.checks.absolute_model import absolute_model
 from verify.checks.cases import CheckCases, check_cases
 from verify.comparison import Comparison, Quantity, compare_logps, compare_observations
+from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import DpoSigmoid
@@ -165,13 +166,22 @@ def _absolute_yardstick(dtype: str, policy: Policy, seed: int) -> AbsoluteYardst
     return AbsoluteYardstick(model=model, case=case, expected=forms[WITNESS.name], budget=budget)
 
 
+def _weighted(parts: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """Sum of gradients, each with its weight."""
+    return {name: torch.stack([weight * part[name] for weight, part in parts]).sum(0) for name in parts[0][1]}
+
+
 def _loss_yardstick(
     model: Any, baseline: Baseline, case: Case, dtype: str, objective: DpoSigmoid, policy: Policy, seed: int
 ) -> LossYardstick:
-    def run(form: PairwiseSubject) -> Observation:
-        return observe(form, model, case.groups, objective, apply_objective=apply_dpo, seed=seed, baseline=baseline)
+    def run(form: PairwiseSubject, groups: Sequence[PreferenceGroup]) -> Observation:
+        return observe(form, model, groups, objective, apply_objective=apply_dpo, seed=seed, baseline=baseline)
 
-    forms = {form.name: run(form) for form in _PADDED_FORMS}
+    forms = {form.name: run(form, case.groups) for form in _PADDED_FORMS}
+    form, count = _PADDED_FORMS[0], len(case.groups)
+    # Norms work in float32 in every dtype, and a gradient that is scaled otherwise rounds otherwise.
+    parts = [(1 / count, run(form, case.groups[:1])), (1 - 1 / count, run(form, case.groups[1:]))]
+    forms["in turn"] = replace(forms[form.name], gradients=_weighted([(w, part.gradients or {}) for w, part in parts]))
     noise = _noise_between(case, forms, lambda one, other: compare_observations(one, other, case.groups))
     expected = forms[_PADDED_FORMS[0].name]
     logps = _logps_budget("rms", "per_token_logps", torch.cat(expected.per_token_logps), case, noise, dtype, policy)
