@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.record import DataRecord, Environment, Record
 from verify.case_files import check_pairs, file_sha256, read_cases
+from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.environment import read_environment
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
@@ -26,7 +27,7 @@ from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
 from verify.subject import Subject
 from verify.subjects.oracle import check_known_to_oracle
-from verify.subjects.pairwise import VARIATIONS
+from verify.subjects.pairwise import default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.threads import torch_threads
 from verify.tolerance import load_policy
@@ -168,10 +169,11 @@ def run_check(
     """
     request, options, loaded = prepared.request, prepared.options, prepared.loaded
     plantings = prepared.plantings
+    checks = FEW_PASSES if prepared.large else EXACT_CHECKS
     threads = options.threads or (1 if options.is_tiny else None)
     try:
         with torch_threads(threads):
-            outcome = run_gate(replace(request, subjects=(*request.subjects, *plantings.subjects)), progress)
+            outcome = run_gate(replace(request, subjects=(*request.subjects, *plantings.subjects)), progress, checks)
             environment = read_environment(request.model.device)
             reproductions = _reproductions(prepared, outcome, environment, progress) if options.shrink else ()
     except CheckpointError:
@@ -257,8 +259,9 @@ def _subjects(options: CheckOptions, large: bool) -> tuple[Subject, ...]:
 def _variations(options: CheckOptions, large: bool) -> tuple[str, ...]:
     if options.variations:
         return options.variations
-    # The two that differ most stand for the rest.
-    return ("eager", "padded-left") if large else tuple(VARIATIONS)
+    default = default_variations(options.device)
+    # The two that differ most stand for the rest of those that rearrange.
+    return tuple(name for name in default if name in ("eager", "padded-left", "repeat")) if large else default
 
 
 def _dtypes(options: CheckOptions) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from verify.sentinel import model_bits, same_bits
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.subjects.oracle import apply_dpo, observe_oracle
-from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.subjects.pairwise import VARIATIONS, WITNESS, default_variations
 from verify.tolerance import Policy
 from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict, fold
@@ -67,7 +67,7 @@ class GateRequest:
     cases: tuple[Case, ...]
     objective: DpoSigmoid
     policy: Policy
-    variations: tuple[str, ...] = tuple(VARIATIONS)
+    variations: tuple[str, ...] = default_variations("cpu")
     seed: int = 0
     prepare_model: Callable[[Any], None] | None = None
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from reference_impl import pairwise
@@ -68,8 +69,24 @@ VARIATIONS: dict[str, PairwiseSubject] = {
         PairwiseSubject(name="padded-left", batching="padded-left", extra_padding=3, row_order="reversed"),
         # As in a row whose positions are slots: under rotary attention another start moves nothing but rounding.
         PairwiseSubject(name="junk-in-front", junk_tokens_in_front=50, positions_run_on=True),
+        PairwiseSubject(name="repeat"),
     )
 }
+
+
+def default_variations(device: str) -> tuple[str, ...]:
+    """The variations that run unless others are asked for.
+
+    A repeat of the witness shows what differs from run to run: additions in another order on an accelerator. On a CPU
+    two runs agree to the last bit, so there it would measure nothing.
+
+    Args:
+        device: A torch device, e.g. "cpu" or "cuda".
+
+    Returns:
+        Names of ``VARIATIONS``.
+    """
+    return tuple(name for name in VARIATIONS if name != "repeat" or torch.device(device).type != "cpu")
 
 
 @contextmanager
