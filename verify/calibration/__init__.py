@@ -1,0 +1,1 @@
+"""How far honest and faulty subjects are from their budgets, over thousands of random cases."""
