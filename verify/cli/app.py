@@ -15,6 +15,7 @@ STARTED = time.perf_counter()
 
 import typer  # noqa: E402
 
+from verify.cli.calibrate import calibrate  # noqa: E402
 from verify.cli.check import check  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(faults)
+app.command()(calibrate)
 
 _INTERRUPTED = 130
 """Status into which typer turns an interrupt."""
