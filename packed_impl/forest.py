@@ -156,15 +156,20 @@ def positions(forest: Forest) -> Tensor:
     for segment in forest.segments:
         parent = segment.parent
         first.append(0 if parent is None else first[parent] + forest.segments[parent].length)
-    runs = [torch.arange(at, at + segment.length) for at, segment in zip(first, forest.segments, strict=True)]
-    return torch.cat(runs)
+    ahead = torch.tensor([at - segment.start for at, segment in zip(first, forest.segments, strict=True)])
+    return torch.arange(forest.num_slots) + ahead[segment_ids(forest)]
+
+
+def predictor_slots(forest: Forest) -> Tensor:
+    """The slot that predicts each slot: its predecessor on its path, -1 for the first token of a root; int64, [T]."""
+    slots_T = torch.arange(-1, forest.num_slots - 1)
+    starts = torch.tensor([segment.start for segment in forest.segments])
+    slots_T[starts] = torch.tensor(
+        [-1 if segment.parent is None else forest.segments[segment.parent].stop - 1 for segment in forest.segments]
+    )
+    return slots_T
 
 
 def predictors(forest: Forest) -> tuple[int | None, ...]:
-    """The slot that predicts each slot: its predecessor on its path, None for the first token of a root; [T]."""
-    result: list[int | None] = []
-    for segment in forest.segments:
-        parent = segment.parent
-        result.append(None if parent is None else forest.segments[parent].stop - 1)
-        result.extend(range(segment.start, segment.stop - 1))
-    return tuple(result)
+    """`predictor_slots` as plain numbers, None for the first token of a root; [T]."""
+    return tuple(None if slot < 0 else slot for slot in predictor_slots(forest).tolist())

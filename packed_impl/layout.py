@@ -1,18 +1,20 @@
 """Preference groups laid out in packed rows, with an explicit map from each completion token to its predictor.
 
-Shape letters: B rows, T slots of a row, C completion tokens of all groups together.
+Shape letters: B rows, T slots of a row, K completions and C completion tokens of all groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from packed_impl.forest import Forest, padded, positions, predictors
+from packed_impl.forest import Forest, padded, positions, predictor_slots
 
 LAYOUTS = ("shared-prompt", "repeat-prompt-token")
 ROWS = ("one-row", "row-per-group")
@@ -69,26 +71,50 @@ class PackedLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """The tokens of one segment; the last ``num_completion_tokens`` of them belong to a completion."""
+class _Row:
+    """One row before padding.
 
-    ids: tuple[int, ...]
-    parent: int | None
-    num_completion_tokens: int = 0
+    Args:
+        forest: Its segments.
+        ids: Its tokens, in runs.
+        completion_starts: Index of each group in the row, and the first slot of each of its completions.
+    """
+
+    forest: Forest
+    ids: list[tuple[int, ...]]
+    completion_starts: dict[int, list[int]]
 
 
-def _tree(group: Group, layout: str, first_index: int) -> list[_Piece]:
-    """The segments of one group, the first of which has the given index in its row: prompt, then every response.
+def _row(groups: Sequence[Group], indices: Sequence[int], layout: str) -> _Row:
+    """Lay the trees of some groups side by side: each a prompt, then every response.
 
     "repeat-prompt-token" is the same tree split one token earlier. A prompt ``a b`` with responses ``c`` and ``d``
     becomes ``a`` -> ``b c``, ``b d``; the one-token prompt ``b`` leaves no root, so ``b c`` and ``b d`` are roots.
     """
-    split = len(group.prompt_ids) - (layout == "repeat-prompt-token")
-    root, repeated = group.prompt_ids[:split], group.prompt_ids[split:]
-    pieces = [_Piece(root, None)] if root else []
-    parent = first_index if root else None
-    responses = (*group.positives, *group.negatives)
-    return pieces + [_Piece((*repeated, *response), parent, len(response)) for response in responses]
+    lengths: list[int] = []
+    parents: list[int | None] = []
+    ids: list[tuple[int, ...]] = []
+    starts: dict[int, list[int]] = {}
+    slot = 0
+    for index in indices:
+        group = groups[index]
+        split = len(group.prompt_ids) - (layout == "repeat-prompt-token")
+        root, repeated = group.prompt_ids[:split], group.prompt_ids[split:]
+        parent = None
+        if root:
+            parent = len(lengths)
+            lengths.append(split)
+            parents.append(None)
+            ids.append(root)
+            slot += split
+        starts[index] = []
+        for response in (*group.positives, *group.negatives):
+            starts[index].append(slot + len(repeated))
+            lengths.append(len(repeated) + len(response))
+            parents.append(parent)
+            ids += (repeated, response)
+            slot += lengths[-1]
+    return _Row(Forest.of(lengths, parents), ids, starts)
 
 
 def _check_groups(groups: Sequence[Group]) -> None:
@@ -107,8 +133,47 @@ def _check_groups(groups: Sequence[Group]) -> None:
                     )
 
 
+def _groups_of_rows(rows: str | Sequence[Sequence[int]], num_groups: int) -> Sequence[Sequence[int]]:
+    """Which groups each row holds, checked: each group in exactly one row, and no row empty."""
+    if isinstance(rows, str):
+        if rows not in ROWS:
+            raise ValueError(f"unknown rows {rows!r}: expected one of {', '.join(ROWS)}, or the groups of each row")
+        return [range(num_groups)] if rows == "one-row" else [(index,) for index in range(num_groups)]
+    row_of: dict[int, int] = {}
+    for row, indices in enumerate(rows):
+        if not indices:
+            raise ValueError(f"row {row} holds no group: leave it out")
+        for index in indices:
+            if not 0 <= index < num_groups:
+                raise ValueError(f"row {row} holds group {index}, but there are groups 0 to {num_groups - 1}")
+            if index in row_of:
+                raise ValueError(f"group {index} is in row {row_of[index]} and in row {row}: a group is packed once")
+            row_of[index] = row
+    if len(row_of) < num_groups:
+        missing = next(index for index in range(num_groups) if index not in row_of)
+        raise ValueError(f"group {missing} is in no row: every group has to be in one")
+    return rows
+
+
+def _row_length(forests: Sequence[Forest], row_length: int | None) -> int:
+    longest = max(range(len(forests)), key=lambda row: forests[row].num_slots)
+    num_slots = forests[longest].num_slots
+    if row_length is None:
+        return num_slots
+    if num_slots > row_length:
+        raise ValueError(
+            f"row {longest} takes {num_slots} slots, more than the row length of {row_length}: rows are never cut"
+        )
+    return row_length
+
+
 def pack(
-    groups: Sequence[Group], *, layout: str = "shared-prompt", rows: str = "one-row", pad_token_id: int = 0
+    groups: Sequence[Group],
+    *,
+    layout: str = "shared-prompt",
+    rows: str | Sequence[Sequence[int]] = "one-row",
+    row_length: int | None = None,
+    pad_token_id: int = 0,
 ) -> PackedLayout:
     """Lay preference groups out in packed rows.
 
@@ -118,56 +183,57 @@ def pack(
             root lacks the last prompt token and every child starts with it, so that a branch holds its own
             predictors (the layout of dpo-prefix-sharing, https://arxiv.org/abs/2410.20305).
         rows: "one-row": all groups side by side in one row, as separate trees. "row-per-group": a row for each
-            group, padded to the longest.
+            group. Or the indices of the groups in each row, as `bins.first_fit_decreasing` gives them. The maps of
+            the layout follow the order of ``groups`` whichever row a group is in.
+        row_length: Slots of every row; None for those of the longest. Shorter rows are padded.
         pad_token_id: Token id of padding slots; no supervised token sees one.
 
     Returns:
         The layout; its tensors are on the CPU.
 
     Raises:
-        ValueError: No group, an empty prompt or response, no positive, or an unknown ``layout`` or ``rows``.
+        ValueError: No group, an empty prompt or response, no positive, an unknown ``layout`` or ``rows``, a group in
+            no row or in two, or a row longer than ``row_length``.
     """
-    for name, value, known in (("layout", layout, LAYOUTS), ("rows", rows, ROWS)):
-        if value not in known:
-            raise ValueError(f"unknown {name} {value!r}: expected one of {', '.join(known)}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
     _check_groups(groups)
+    packed_rows = [_row(groups, indices, layout) for indices in _groups_of_rows(rows, len(groups))]
+    num_slots = _row_length([row.forest for row in packed_rows], row_length)
+    forests = tuple(padded(row.forest, num_slots) for row in packed_rows)
 
-    row_pieces: list[list[_Piece]] = []
-    for group in groups:
-        if rows == "row-per-group" or not row_pieces:
-            row_pieces.append([])
-        row_pieces[-1].extend(_tree(group, layout, first_index=len(row_pieces[-1])))
-
-    row_forests = [Forest.of([len(piece.ids) for piece in row], [piece.parent for piece in row]) for row in row_pieces]
-    num_slots = max(forest.num_slots for forest in row_forests)
-    forests = tuple(padded(forest, num_slots) for forest in row_forests)
     input_ids = torch.full((len(forests), num_slots), pad_token_id)
-    for index, row in enumerate(row_pieces):
-        ids = [token for piece in row for token in piece.ids]
-        input_ids[index, : len(ids)] = torch.tensor(ids)
-    token_rows, token_slots, predictor_slots = torch.tensor(_completion_map(row_pieces, row_forests)).unbind(1)
+    for ids_T, row in zip(input_ids, packed_rows, strict=True):
+        tokens = np.fromiter(chain.from_iterable(row.ids), np.int64, row.forest.num_slots)
+        ids_T[: len(tokens)] = torch.from_numpy(tokens)
+
+    lengths = [len(response) for group in groups for response in (*group.positives, *group.negatives)]
+    token_rows, token_slots = _completion_slots(packed_rows, lengths, len(groups))
+    predicted_from = torch.stack([predictor_slots(forest) for forest in forests])[token_rows, token_slots]
+    if (without := (predicted_from < 0).nonzero()).numel():
+        row_index, slot = int(token_rows[without[0, 0]]), int(token_slots[without[0, 0]])
+        raise ValueError(f"slot {slot} of row {row_index} holds a completion token but has no predictor")
     return PackedLayout(
         input_ids=input_ids,
         position_ids=torch.stack([positions(forest) for forest in forests]),
         forests=forests,
         token_rows=token_rows,
         token_slots=token_slots,
-        predictor_slots=predictor_slots,
-        completion_lengths=tuple(
-            piece.num_completion_tokens for row in row_pieces for piece in row if piece.num_completion_tokens
-        ),
+        predictor_slots=predicted_from,
+        completion_lengths=tuple(lengths),
     )
 
 
-def _completion_map(rows: Sequence[Sequence[_Piece]], forests: Sequence[Forest]) -> list[tuple[int, int, int]]:
-    """(row, slot, predictor slot) of every completion token; segments are in the standard order already."""
-    result = []
-    for index, (row, forest) in enumerate(zip(rows, forests, strict=True)):
-        predictor_of = predictors(forest)
-        for piece, segment in zip(row, forest.segments, strict=True):
-            for slot in range(segment.stop - piece.num_completion_tokens, segment.stop):
-                predictor = predictor_of[slot]
-                if predictor is None:
-                    raise ValueError(f"slot {slot} of row {index} holds a completion token but has no predictor")
-                result.append((index, slot, predictor))
-    return result
+def _completion_slots(rows: Sequence[_Row], lengths: Sequence[int], num_groups: int) -> tuple[Tensor, Tensor]:
+    """Row and slot of every completion token, group by group, whichever row a group is in; int64, [C] each."""
+    starts_of_group: list[tuple[int, list[int]]] = [(0, [])] * num_groups
+    for row_index, row in enumerate(rows):
+        for group_index, starts in row.completion_starts.items():
+            starts_of_group[group_index] = row_index, starts
+    rows_K = torch.tensor([row_index for row_index, starts in starts_of_group for _ in starts])
+    starts_K = torch.tensor([start for _, starts in starts_of_group for start in starts])
+    lengths_K = torch.tensor(lengths)
+    # A run of token numbers a, a + 1, ... becomes start, start + 1, ... once start - a is added.
+    ahead_K = starts_K - (lengths_K.cumsum(0) - lengths_K)
+    slots_C = torch.arange(sum(lengths)) + torch.repeat_interleave(ahead_K, lengths_K)
+    return torch.repeat_interleave(rows_K, lengths_K), slots_C

@@ -84,7 +84,7 @@ def per_token_logps(
     *,
     backend: str,
     layout: str = "shared-prompt",
-    rows: str = "one-row",
+    rows: str | Sequence[Sequence[int]] = "one-row",
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
 ) -> list[Tensor]:
     """Log-probs of the tokens of every completion, computed on packed rows.
@@ -94,7 +94,7 @@ def per_token_logps(
         groups: The preference groups.
         backend: One of ``attention.BACKENDS``.
         layout: One of ``layout.LAYOUTS``.
-        rows: One of ``layout.ROWS``.
+        rows: One of ``layout.ROWS``, or the groups of each row.
         logit_chunk: Number of completion tokens whose logits exist at one time.
 
     Returns:
@@ -114,7 +114,7 @@ def dpo_loss(
     *,
     backend: str,
     layout: str = "shared-prompt",
-    rows: str = "one-row",
+    rows: str | Sequence[Sequence[int]] = "one-row",
     beta: float,
     label_smoothing: float = 0.0,
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
@@ -126,7 +126,7 @@ def dpo_loss(
         groups: Pairs: groups with one positive and one negative.
         backend: One of ``attention.BACKENDS``.
         layout: One of ``layout.LAYOUTS``.
-        rows: One of ``layout.ROWS``.
+        rows: One of ``layout.ROWS``, or the groups of each row.
         beta: Scale of the rewards, above 0.
         label_smoothing: At least 0 and below 0.5.
         logit_chunk: Number of completion tokens whose logits exist at one time.

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packed_impl.forest import attention_rule
+from packed_impl.bins import first_fit_decreasing, packed_length
+from packed_impl.forest import attention_rule, padded
 from packed_impl.layout import LAYOUTS, ROWS, pack
 
 ids = st.integers(1, 99)
@@ -19,15 +20,22 @@ groups_of_any_shape = st.lists(
         negatives=st.just(()) | responses,
     ),
     min_size=1,
-    max_size=3,
+    max_size=4,
 )
 
 
-@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from(ROWS))
+def in_bins(groups: list[SimpleNamespace], layout: str) -> tuple[tuple[int, ...], ...]:
+    lengths = [
+        packed_length(len(g.prompt_ids), [len(r) for r in g.positives + g.negatives], layout=layout) for g in groups
+    ]
+    return first_fit_decreasing(lengths, max(lengths) + 3)
+
+
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from([*ROWS, "bins"]))
 def test_each_predictor_has_seen_exactly_the_sequence_so_far(
     groups: list[SimpleNamespace], layout: str, rows: str
 ) -> None:
-    packed = pack(groups, layout=layout, rows=rows)
+    packed = pack(groups, layout=layout, rows=in_bins(groups, layout) if rows == "bins" else rows)
     rules = [attention_rule(forest) for forest in packed.forests]
     maps = zip(packed.token_rows.tolist(), packed.token_slots.tolist(), packed.predictor_slots.tolist(), strict=True)
     for group in groups:
@@ -42,9 +50,9 @@ def test_each_predictor_has_seen_exactly_the_sequence_so_far(
     assert next(maps, None) is None
 
 
-@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from(ROWS))
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from([*ROWS, "bins"]))
 def test_completions_come_group_by_group_positives_first(groups: list[SimpleNamespace], layout: str, rows: str) -> None:
-    packed = pack(groups, layout=layout, rows=rows)
+    packed = pack(groups, layout=layout, rows=in_bins(groups, layout) if rows == "bins" else rows)
     expected = [response for group in groups for response in group.positives + group.negatives]
     assert packed.token_ids.tolist() == [token for response in expected for token in response]
     assert packed.completion_lengths == tuple(len(response) for response in expected)
@@ -86,6 +94,55 @@ def test_rows_per_group_are_padded_to_the_longest() -> None:
     assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 9, 9, 9]]
     assert packed.token_rows.tolist() == [0, 0, 0, 1]
     assert packed.forests[1].segments[-1].parent is None
+
+
+THREE = [SimpleNamespace(prompt_ids=(i,), positives=((10 * i,),), negatives=()) for i in (1, 2, 3)]
+
+
+def test_groups_lie_where_they_are_put_and_the_maps_keep_the_order_given() -> None:
+    packed = pack(THREE, rows=[(2, 1), (0,)], row_length=6, pad_token_id=9)
+    assert packed.input_ids.tolist() == [[3, 30, 2, 20, 9, 9], [1, 10, 9, 9, 9, 9]]
+    assert packed.token_ids.tolist() == [10, 20, 30]
+    assert packed.token_rows.tolist() == [1, 0, 0]
+    assert packed.predictor_slots.tolist() == [0, 2, 0]
+
+
+def test_padding_is_a_root_of_its_own() -> None:
+    """Nothing sees it and it sees nothing: in the rule of attention its block stands alone."""
+    packed = pack(THREE, rows=[(0, 1), (2,)], row_length=7)
+    for forest, used in zip(packed.forests, (4, 2), strict=True):
+        assert forest.num_slots == 7
+        rule = attention_rule(forest)
+        assert not rule[used:, :used].any()
+        assert not rule[:used, used:].any()
+
+
+def test_a_full_row_needs_no_padding() -> None:
+    packed = pack(THREE, rows=[(0, 1, 2)], row_length=6)
+    assert packed.forests[0] == padded(packed.forests[0], 6)
+    assert len(packed.forests[0].segments) == 6
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(0, 1)], "group 2 is in no row"),
+        ([(0, 1), (1, 2)], "group 1 is in row 0 and in row 1"),
+        ([(0, 1, 1, 2)], "group 1 is in row 0 and in row 0"),
+        ([(0, 1, 2, 3)], "row 0 holds group 3, but there are groups 0 to 2"),
+        ([(-1, 0, 1, 2)], "row 0 holds group -1"),
+        ([(0, 1, 2), ()], "row 1 holds no group"),
+        ([], "group 0 is in no row"),
+    ],
+)
+def test_every_group_has_to_be_in_one_row(rows: list[tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(THREE, rows=rows)
+
+
+def test_a_row_over_the_row_length_is_refused_not_cut() -> None:
+    with pytest.raises(ValueError, match="row 1 takes 4 slots, more than the row length of 3"):
+        pack(THREE, rows=[(0,), (1, 2)], row_length=3)
 
 
 @pytest.mark.parametrize(
