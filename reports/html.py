@@ -5,8 +5,10 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports import facts, overview, picture, words
-from reports.record import Record, ResultRecord
+from reports import detection, diagnosis, exact, facts, fault_picture, overview, picture, words
+from reports.record import PlantedRecord, Record, ResultRecord
+
+_MAX_BLIND_SPOTS = 6
 
 
 def render(record: Record) -> str:
@@ -32,6 +34,14 @@ def render(record: Record) -> str:
             distances=words.DISTANCES,
             closing=overview.closing_line(record),
             reasons=overview.run_reasons(record),
+            proof=[
+                line for line in (exact.exact_line(record), *detection.proof_lines(record, _MAX_BLIND_SPOTS)) if line
+            ],
+            missed=detection.missed(record),
+            check_families=detection.families(record),
+            exact_red=[group for group in exact.exact_groups(record) if group.is_red],
+            exact_names=exact.exact_names(record),
+            exact_rows=exact.exact_rows(record),
             facts={
                 "Model": facts.model_facts(record),
                 "Subjects": facts.subject_facts(record),
@@ -41,6 +51,7 @@ def render(record: Record) -> str:
             data_facts=facts.data_facts(record.data) if record.data else {},
             # Drawn by this package from numbers and its own words only.
             picture=Markup(picture.draw(record)),
+            fault_picture=Markup(fault_picture.draw(record)),
         )
         + "\n"
     )
@@ -67,6 +78,12 @@ def _environment() -> Environment:
         broken=overview.broken,
         own_reasons=overview.own_reasons,
         lengths=facts.group_lengths,
+        kind=detection.kind,
+        margin=detection.margin,
+        caught_in=_caught_in,
+        exact_cell=exact.exact_cell,
+        diagnosis_title=diagnosis.diagnosis_title,
+        diagnosis_facts=diagnosis.diagnosis_facts,
         nearest=_nearest,
         is_over=_is_over,
     )
@@ -80,6 +97,11 @@ def _visible(value: object) -> object:
 def _nearest(result: ResultRecord) -> float | None:
     nearest = overview.worst([result], tuple(words.QUANTITIES))
     return None if nearest is None else nearest.value
+
+
+def _caught_in(planted: PlantedRecord, family: str) -> bool:
+    """Whether a family of checks caught a fault, for the shade of its cell."""
+    return family in planted.caught_by
 
 
 def _is_over(ratio: float | None) -> bool:

@@ -1,8 +1,9 @@
 """JUnit XML, so that a CI system shows each result as a test.
 
-A test says only what no other says: that of a result its verdict, that of a subject whether its packed path ran. Where
-none of them shows the verdict of a run that is not PASS, as in a run without results, one more test does: such a run
-cannot look green.
+A test says only what no other says: that of a result its verdict, that of a subject whether its packed path ran, that
+of an exact check whether it holds on all cases, that of a planted fault whether the run caught it. Where none of them
+shows the verdict of a run that is not PASS, as in a run without results, one more test does: such a run cannot look
+green.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from reports.diagnosis import diagnosis_facts
+from reports.exact import ExactGroup, exact_groups
 from reports.overview import broken, closing_line, finding, own_reasons, worst
-from reports.record import NOT_A_PASS, Record, ResultRecord, SubjectSummary, VerdictName
+from reports.record import NOT_A_PASS, PlantedRecord, Record, ResultRecord, SubjectSummary, VerdictName
 from reports.words import NO_REASON, QUANTITIES, budget_name, count, number, plural, printable
 
 _TAGS: dict[VerdictName, str] = {
@@ -50,7 +53,7 @@ class JunitTest:
 
 
 def render(record: Record) -> str:
-    """Render as JUnit XML: a test for each result, and for each subject and dtype whether the packed path ran.
+    """Render as JUnit XML: a test for each result, exact check and planted fault, and for whether packed paths ran.
 
     Args:
         record: The record.
@@ -58,7 +61,12 @@ def render(record: Record) -> str:
     Returns:
         An XML document. It holds a failure or an error unless the run is PASS.
     """
-    tests = [*map(_result_test, record.results), *(_packed_path_test(summary, record) for summary in record.summaries)]
+    tests = [
+        *(_result_test(result, record) for result in record.results),
+        *(_packed_path_test(summary, record) for summary in record.summaries),
+        *map(_exact_test, exact_groups(record)),
+        *map(_planted_test, record.planted),
+    ]
     if record.verdict != "PASS" and record.verdict not in {test.verdict for test in tests if test.is_red}:
         tests.append(_run_test(record))
     return document(tests, total_s=record.timing.total_s, created_utc=record.created_utc)
@@ -91,15 +99,22 @@ def document(tests: Sequence[JunitTest], *, total_s: float, created_utc: str) ->
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
 
-def _result_test(result: ResultRecord) -> JunitTest:
-    name, judgements = _class(result.subject, result.dtype), broken(result)
+def _result_test(result: ResultRecord, record: Record) -> JunitTest:
+    name, judgements, diagnosed = _class(result.subject, result.dtype), broken(result), _diagnosed(result, record)
     if not judgements:
-        return JunitTest(name, result.case, result.verdict, "; ".join(result.reasons), "")
+        return JunitTest(name, result.case, result.verdict, "; ".join(result.reasons), "\n".join(diagnosed))
     reasons = [*own_reasons(result), f"{len(judgements)} of {plural(len(result.judgements), 'judgement')} did not pass"]
     if nearest := worst([result], tuple(QUANTITIES)):
         reasons.append(f"worst measured / budget {number(nearest.value)} ({budget_name(nearest.judgement)})")
-    details = "\n".join(f"{judgement.verdict} {finding(judgement)}" for judgement in judgements)
-    return JunitTest(name, result.case, result.verdict, "; ".join(reasons), details)
+    details = [*(f"{judgement.verdict} {finding(judgement)}" for judgement in judgements), *diagnosed]
+    return JunitTest(name, result.case, result.verdict, "; ".join(reasons), "\n".join(details))
+
+
+def _diagnosed(result: ResultRecord, record: Record) -> list[str]:
+    """The diagnosis that was made on this result, if it is the one."""
+    key = (result.subject, result.dtype, result.case)
+    own = [d for d in record.diagnoses if (d.subject, d.dtype, d.case) == key]
+    return [f"{name}: {text}" for diagnosis in own for name, text in diagnosis_facts(diagnosis).items()]
 
 
 def _packed_path_test(summary: SubjectSummary, record: Record) -> JunitTest:
@@ -121,6 +136,19 @@ def _packed_path_test(summary: SubjectSummary, record: Record) -> JunitTest:
         verdict, message = "PASS", ""
     slots = f"slots packed {count(summary.slots)}, pairwise {count(summary.pairwise_slots)}"
     return JunitTest(_class(summary.subject, summary.dtype), "packed path ran", verdict, message, slots)
+
+
+def _exact_test(group: ExactGroup) -> JunitTest:
+    message = "" if group.verdict == "PASS" else group.finding
+    details = "\n".join(f"{case.verdict} case {case.case}: {case.reason}" for case in group.cases if case.reason)
+    return JunitTest(_class(group.subject, group.dtype), f"exact check {group.check}", group.verdict, message, details)
+
+
+def _planted_test(planted: PlantedRecord) -> JunitTest:
+    """Whether the run caught a fault that was planted in it: one that it did not catch makes it blind."""
+    message = "" if planted.killed else f"not caught on case {', '.join(planted.cases)}: {planted.what}"
+    verdict: VerdictName = "PASS" if planted.killed else "INCONCLUSIVE"
+    return JunitTest(_class("planted fault", planted.dtype), planted.fault, verdict, message, "")
 
 
 def _run_test(record: Record) -> JunitTest:

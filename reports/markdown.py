@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from reports.detection import families, kind, margin, missed, proof_lines, shown_faults
+from reports.diagnosis import diagnosis_facts, diagnosis_title
+from reports.exact import exact_cell, exact_groups, exact_line, exact_names, exact_rows
 from reports.facts import (
     data_facts,
     environment_facts,
@@ -33,6 +36,7 @@ from reports.words import NO_REASON, NONE, count, number, printable
 
 _MARKUP = re.compile(r"([\\`*\[\]<>#+|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 """What Markdown reads as markup; an underscore inside a word it leaves alone."""
+_MAX_BLIND_SPOTS_NAMED = 6
 
 
 def render(record: Record) -> str:
@@ -48,6 +52,9 @@ def render(record: Record) -> str:
         _head(record),
         _summary(record),
         _attention(record),
+        _diagnoses(record),
+        _detection(record),
+        _exact(record),
         _not_applicable(record),
         _budgets(record),
         _cases(record),
@@ -75,6 +82,7 @@ def escape(text: str) -> str:
 def _head(record: Record) -> Iterable[str]:
     yield f"# {record.verdict}: packed against unpacked on {escape(record.model.name)}"
     yield f"**{record.verdict}** · {escape(closing_line(record))}"
+    yield _list([line for line in (exact_line(record), *proof_lines(record, _MAX_BLIND_SPOTS_NAMED)) if line])
     if reasons := run_reasons(record):
         yield _list(reasons)
 
@@ -114,6 +122,14 @@ def _attention(record: Record) -> Iterable[str]:
     ]
     for result in needs_attention(record):
         lines += _result(result)
+    for group in exact_groups(record):
+        if group.is_red:
+            title = escape(f"{group.subject}, {group.dtype}, exact check {group.check}")
+            lines.append(f"- **{group.verdict}** {title}: {escape(group.finding)}")
+    lines += [
+        f"- **INCONCLUSIVE** {escape(f'planted fault {one.fault}, {one.dtype}, was not caught: {one.what}')}"
+        for one in missed(record)
+    ]
     if lines:
         yield "## What did not pass"
         yield "\n".join(lines)
@@ -125,6 +141,53 @@ def _result(result: ResultRecord) -> Iterable[str]:
     yield f"- **{result.verdict}** {name}{escape(': ' + '; '.join(reasons)) if reasons else ''}"
     for judgement in broken(result):
         yield f"  - {escape(finding(judgement))}"
+
+
+def _diagnoses(record: Record) -> Iterable[str]:
+    if not record.diagnoses:
+        return
+    yield "## What is probably wrong"
+    for diagnosis in record.diagnoses:
+        yield f"### {escape(diagnosis_title(diagnosis))}"
+        yield _facts(diagnosis_facts(diagnosis))
+
+
+def _detection(record: Record) -> Iterable[str]:
+    """Full tables of what the opening lines sum up."""
+    if record.planted:
+        yield "## What this run would have caught"
+        columns = families(record)
+        rows = [
+            [
+                escape(planted.fault),
+                escape(planted.stage),
+                planted.dtype,
+                escape(", ".join(planted.cases)),
+                "yes" if planted.killed else "**no**",
+                *(margin(planted, family) for family in columns),
+                escape(planted.what),
+            ]
+            for planted in record.planted
+        ]
+        yield _table(["planted fault", "stage", "dtype", "case", "caught", *columns, "what is different"], rows)
+        yield "Under each family of checks: the fault's largest measured / budget; beyond 1 it is caught."
+    if record.blind_spots:
+        yield "## What it would not have seen"
+        rows = [
+            [escape(kind(spot)), escape(spot.why), escape(shown_faults(spot.faults))] for spot in record.blind_spots
+        ]
+        yield _table(["kind", "why", "faults of the catalogue"], rows)
+
+
+def _exact(record: Record) -> Iterable[str]:
+    if record.exact_checks:
+        names = exact_names(record)
+        yield "## Exact checks"
+        rows = [
+            [escape(row.subject), row.dtype, *(exact_cell(row, check) for check in names)] for row in exact_rows(record)
+        ]
+        yield _table(["subject", "dtype", *map(escape, names)], rows)
+        yield "Cases by verdict; these checks have no tolerance, or one that follows from rounding alone."
 
 
 def _not_applicable(record: Record) -> Iterable[str]:

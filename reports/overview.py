@@ -16,7 +16,7 @@ from reports.words import NO_REASON, QUANTITIES, against, at, budget_name, count
 FAMILIES: dict[str, tuple[QuantityName, ...]] = {
     "log-probs": ("per_token_logps",),
     "ref log-probs": ("ref_per_token_logps",),
-    "loss, rewards, margins": ("loss", "rewards", "margins"),
+    "rewards, margins, loss": ("rewards", "margins", "loss"),
     "gradients": ("gradients",),
 }
 """The columns of a summary: the quantities that each of them covers."""

@@ -5,6 +5,8 @@ Nothing depends on colour, and no verdict is ever cut short. Names are shown as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -12,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.breakable import Breakable
+from reports.detection import missed, proof_lines
+from reports.diagnosis import diagnosis_facts, diagnosis_title
+from reports.exact import ExactGroup, exact_groups, exact_line
 from reports.overview import (
     FAMILIES,
     Ratio,
@@ -26,8 +31,8 @@ from reports.overview import (
     run_reasons,
     summary_rows,
 )
-from reports.record import Record, ResultRecord, VerdictName
-from reports.words import NONE, count, depth, number, plural, printable
+from reports.record import DiagnosisRecord, PlantedRecord, Record, ResultRecord, VerdictName
+from reports.words import NONE, count, depth, number, one_line, plural, printable
 
 _STYLES: dict[VerdictName, str] = {
     "PASS": "bold green",
@@ -38,6 +43,7 @@ _STYLES: dict[VerdictName, str] = {
 }
 _MAX_CASES_NAMED = 4
 _MAX_JUDGEMENTS_SHOWN = 6
+_MAX_BLIND_SPOTS_NAMED = 3
 
 
 def print_record(record: Record, console: Console) -> None:
@@ -57,7 +63,8 @@ def render(record: Record) -> RenderableType:
         record: What to show.
 
     Returns:
-        Tables of verdicts and of headroom, what is not a PASS, what was not applicable, notes, and a closing line.
+        Tables of verdicts and of headroom, what is not a PASS and what is probably wrong, what was not applicable,
+        notes, and at the end the verdict with what it rests on.
     """
     rows = summary_rows(record)
     parts: list[RenderableType] = [_heading(record)]
@@ -69,11 +76,20 @@ def render(record: Record) -> RenderableType:
             parts.append(_indented(row.summary.reasons))
     for result in needs_attention(record):
         parts += _attention(result)
+    for group in exact_groups(record):
+        parts += _exact_attention(group)
+    for diagnosis in record.diagnoses:
+        parts += _diagnosis(diagnosis)
+    if survivors := missed(record):
+        parts += _missed(survivors)
     if left_out := _left_out(record):
         parts += [Text("\nNot applicable", style="bold"), *left_out]
     if record.notes:
         parts += [Text("\nNotes", style="bold"), _indented(record.notes)]
     parts += [Text(), _labelled(record.verdict, closing_line(record))]
+    parts.append(
+        _indented([line for line in (exact_line(record), *proof_lines(record, _MAX_BLIND_SPOTS_NAMED)) if line])
+    )
     if reasons := run_reasons(record):
         parts.append(_indented(reasons))
     return Group(*parts)
@@ -81,9 +97,10 @@ def render(record: Record) -> RenderableType:
 
 def _heading(record: Record) -> Text:
     model, environment = record.model, record.environment
-    return _text(
+    return _labelled(
+        record.verdict,
         f"packparity {record.tool_version}: {model.name}, {depth(model)}, {plural(len(record.cases), 'case')}, "
-        f"on {environment.device}"
+        f"on {environment.device}",
     )
 
 
@@ -146,6 +163,25 @@ def _attention(result: ResultRecord) -> list[RenderableType]:
     return parts
 
 
+def _exact_attention(group: ExactGroup) -> list[RenderableType]:
+    if not group.is_red:
+        return []
+    title = f"{group.subject}, {group.dtype}, exact check {group.check}"
+    return [Text(), _labelled(group.verdict, title), _indented([group.finding])]
+
+
+def _diagnosis(diagnosis: DiagnosisRecord) -> list[RenderableType]:
+    lines = [f"{name}: {text}" for name, text in diagnosis_facts(diagnosis).items()]
+    return [Text(f"\nProbably wrong: {one_line(diagnosis_title(diagnosis))}", style="bold"), _indented(lines)]
+
+
+def _missed(survivors: Sequence[PlantedRecord]) -> list[RenderableType]:
+    """Planted faults that nothing caught: the run is blind to what they imitate."""
+    title = f"{plural(len(survivors), 'fault')} planted in this run and not caught"
+    lines = [f"{p.fault}, {p.stage}, {p.dtype}, on {', '.join(p.cases)}: {p.what}" for p in survivors]
+    return [Text(), _labelled("INCONCLUSIVE", title), _indented(lines)]
+
+
 def _left_out(record: Record) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for item in not_applicable(record):
@@ -158,7 +194,7 @@ def _left_out(record: Record) -> list[RenderableType]:
 
 
 def _labelled(verdict: VerdictName, text: str) -> Text:
-    return Text.assemble((verdict, _STYLES[verdict]), "  ", printable(text))
+    return Text.assemble((verdict, _STYLES[verdict]), "  ", one_line(text))
 
 
 def _indented(lines: list[str]) -> Padding:

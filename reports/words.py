@@ -46,6 +46,11 @@ def printable(text: str) -> str:
     return _INVISIBLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def one_line(text: str) -> str:
+    """The same on one line: a name with a line break in it must not pass for a line of the report."""
+    return " ".join(printable(text).split())
+
+
 def number(value: float | None) -> str:
     """A measurement with three significant digits: "0", "0.410", "12.3", "3.20e-6", "NaN", "inf"."""
     if value is None:

@@ -8,18 +8,24 @@ from collections import Counter
 import pytest
 
 from reports.record import (
+    BlindSpotRecord,
     CaseRecord,
     DataRecord,
+    DiagnosisRecord,
     DtypeName,
     Environment,
+    ExactCheckRecord,
     GroupRecord,
     JudgementRecord,
     ModelRecord,
+    NearFaultRecord,
     PlaceRecord,
+    PlantedRecord,
     QuantityName,
     Record,
     ResultRecord,
     SlotsRecord,
+    StageRecord,
     SubjectRecord,
     SubjectSummary,
     TimingRecord,
@@ -168,6 +174,80 @@ def summary(subject: str, dtype: DtypeName, results: list[ResultRecord]) -> Subj
     )
 
 
+PLANTED: tuple[tuple[str, str, str, dict[str, float]], ...] = (
+    (
+        "branches-not-isolated",
+        "mask",
+        "rejected attends to chosen",
+        {"log-probs": 3.2e5, "rewards, margins, loss": 900},
+    ),
+    ("prompt-cache-detached", "activations", "no graph", {"log-probs": 0.2, "gradients": 43.4}),
+    ("falls-back-to-unpacked", "layout", "padded rows", {"log-probs": 0.3, "packed path ran": math.inf}),
+    ("neighbour-predicts", "predictors", "the slot before predicts", {"log-probs": 8.1e4}),
+)
+
+
+def planted(dtype: DtypeName, *, all_caught: bool) -> list[PlantedRecord]:
+    """Four faults; the last one survives where not all are caught."""
+    records = []
+    for index, (fault, stage, what, margins) in enumerate(PLANTED):
+        killed = all_caught or index < len(PLANTED) - 1
+        margins = margins if killed else {"log-probs": 0.4}
+        records.append(
+            PlantedRecord(
+                fault=fault, stage=stage, what=what, dtype=dtype, cases=["balanced"], killed=killed,
+                margin=max(margins.values()), margins=margins,
+                caught_by=[family for family, value in margins.items() if value > 1],
+            )
+        )  # fmt: skip
+    return records
+
+
+BLIND_SPOTS = (
+    ("faults of label smoothing", "label smoothing is 0", ["label-smoothing-ignored"]),
+    ("faults that bite only where positions go beyond 256", "no case has it",
+     ["positions-in-bfloat16", "positions-wrap-at-256"]),
+)  # fmt: skip
+
+
+def exact_checks(subjects: tuple[str, ...]) -> list[ExactCheckRecord]:
+    """Two checks on three cases of each subject; the third subject fails one of them on two cases."""
+    records = []
+    for subject in subjects:
+        for check in ("branch-isolation", "causality"):
+            for case in ("balanced", "long-prompt", "two-groups"):
+                verdict: VerdictName = "PASS"
+                if subject == subjects[0] and check == "causality" and case == "balanced":
+                    verdict = "NOT_APPLICABLE"
+                if subject == SUBJECTS[2] and check == "branch-isolation" and case != "balanced":
+                    verdict = "FAIL"
+                reason = {
+                    "PASS": "", "NOT_APPLICABLE": "no later token",
+                    "FAIL": f"group 0, rejected, token {4 if case == 'two-groups' else 5} moved by 1.5e-3",
+                }[verdict]  # fmt: skip
+                judged = verdict != "NOT_APPLICABLE"
+                records.append(
+                    ExactCheckRecord(
+                        check=check, subject=subject, dtype="float32", case=case, verdict=verdict, reason=reason,
+                        num_compared=30 * judged, num_differing=7 * (verdict == "FAIL"),
+                    )
+                )  # fmt: skip
+    return records[::-1]
+
+
+def diagnosis(subject: str) -> DiagnosisRecord:
+    return DiagnosisRecord(
+        subject=subject, dtype="float32", case="long-prompt", worst="group 0, rejected, token 1 of 11",
+        patterns=["all tokens of the rejected response but its first"],
+        stages=[StageRecord(stage="mask", distance=0.12, because="first branch exact, later ones off"),
+                StageRecord(stage="positions", distance=0.41, because="drifts")],
+        nearest=[NearFaultRecord(fault="branches-not-isolated", stage="mask", what="rejected attends to chosen",
+                                 distance=0.02)],
+        first_layer="layer 0, self attention", odd_one_out=f"{subject}: unpacked, dense and split agree",
+        reproduction="results/reproduction", notes=["gradients were not looked at"],
+    )  # fmt: skip
+
+
 def build_record(
     subjects: tuple[str, ...] = SUBJECTS, dtypes: tuple[DtypeName, ...] = ("float64", "float32", "bfloat16")
 ) -> Record:
@@ -222,6 +302,10 @@ def build_record(
         ],
         summaries=summaries,
         results=results,
+        exact_checks=exact_checks(subjects),
+        planted=planted("float32", all_caught=SUBJECTS[2] not in subjects),
+        blind_spots=[BlindSpotRecord(what=what, why=why, faults=faults) for what, why, faults in BLIND_SPOTS],
+        diagnoses=[diagnosis(SUBJECTS[2])] if SUBJECTS[2] in subjects else [],
         data=DataRecord(
             file="ultrafeedback.jsonl", sha256="cd" * 32, shape="prompt/chosen/rejected", rows_read=1000,
             usable_rows=988, violations_by_reason={"tokenizer merges across the seam": 12},

@@ -88,7 +88,7 @@ def test_the_same_record_gives_the_same_page(small_record: Record) -> None:
 
 
 def test_every_judgement_can_be_found(page: Page, record: Record) -> None:
-    assert page.tags.count("svg") == 1
+    assert page.tags.count("svg") == 2
     judged = sum(bool(result.judgements) for result in record.results)
     details = len(record.summaries) + len(record.results) + judged
     assert page.tags.count("details") == details
@@ -109,6 +109,18 @@ def test_every_judgement_can_be_found(page: Page, record: Record) -> None:
         "actual holds NaN; worst at group 0, rejected, token 1: actual NaN, expected -1",
         "token 1: actual NaN, expected -1, difference NaN",
         "19 → 13 / 10",
+        "What this run would have caught",
+        "the slot before predicts",
+        "What it would not have seen",
+        "faults that bite only where positions go beyond 256 (2)",
+        "positions-in-bfloat16, positions-wrap-at-256",
+        "1 PASS, 2 FAIL",
+        "exact check branch-isolation",
+        "moved by 1.5e-3; also in 1 other case",
+        "What is probably wrong",
+        "mask (0.120: first branch exact, later ones off); positions (0.410: drifts)",
+        "layer 0, self attention",
+        "3 of 4 planted faults in 3 stages",
     ],
 )
 def test_everything_that_an_auditor_needs_is_there(page: Page, part: str) -> None:
@@ -127,8 +139,17 @@ def test_the_header_of_a_pass_says_what_was_not_judged(passing_record: Record) -
     assert "; NOT judged: gradients of packed-split in 1 of 8 cases, packed-eager in 1 of 8 cases</p>" in header
 
 
+def test_the_kill_matrix_marks_what_caught_each_fault(record: Record) -> None:
+    text = html.render(record)
+    row = text[text.index('<th scope="row">prompt-cache-detached</th>') :].partition("</tr>")[0]
+    cells = re.findall(r'<td class="(n|n hit)">(.*?)</td>', row)
+    assert cells == [("n", "0.200"), ("n", "-"), ("n hit", "43.4"), ("n", "-")]
+    assert '<td class="n hit">caught</td>' in text
+
+
 def test_a_run_without_results_and_without_data_has_a_page(record: Record) -> None:
-    empty = {"results": [], "summaries": [], "counts": {}, "num_compared": 0, "data": None, "policy": {}, "notes": []}
+    empty = {"results": [], "summaries": [], "counts": {}, "num_compared": 0, "data": None, "policy": {}, "notes": [],
+             "exact_checks": [], "planted": [], "blind_spots": [], "diagnoses": []}  # fmt: skip
     page = Page(html.render(Record.model_validate(record.model_dump() | empty | {"variations": [], "seeds": {}})))
     assert "svg" not in page.tags
     assert "0 values compared in 0 results; nothing was measured against a budget" in " ".join(page.words)

@@ -12,6 +12,9 @@ from pydantic import ValidationError
 from reports import junit
 from reports.record import NOT_A_PASS, VERDICTS, Record, VerdictName
 
+NOTHING_ELSE: dict[str, object] = {"exact_checks": [], "planted": [], "blind_spots": [], "diagnoses": []}
+"""A record of results alone."""
+
 
 def parsed(record: Record) -> ElementTree.Element:
     return ElementTree.fromstring(junit.render(record).encode())
@@ -25,7 +28,10 @@ def test_there_is_a_test_for_each_result_and_each_summary(record: Record) -> Non
     found = Counter((t.get("classname"), t.get("name")) for t in root.iter("testcase"))
     assert all(found[key] == 1 for key in expected)
     assert found["packed-eager.float64", "packed path ran"] == 1
-    assert found.total() == len(record.results) + len(record.summaries)
+    assert found["planted fault.float32", "neighbour-predicts"] == 1
+    assert found["packed-eager.float32", "exact check causality"] == 1
+    exact = {(check.subject, check.dtype, check.check) for check in record.exact_checks}
+    assert found.total() == len(record.results) + len(record.summaries) + len(exact) + len(record.planted)
 
 
 def test_counts_are_those_of_the_tests_in_it(record: Record) -> None:
@@ -33,8 +39,8 @@ def test_counts_are_those_of_the_tests_in_it(record: Record) -> None:
     (suite,) = root
     for element in (root, suite):
         assert int(element.attrib["tests"]) == len(list(root.iter("testcase")))
-        assert int(element.attrib["failures"]) == len(list(root.iter("failure"))) == 1
-        assert int(element.attrib["errors"]) == len(list(root.iter("error"))) == 3
+        assert int(element.attrib["failures"]) == len(list(root.iter("failure"))) == 2
+        assert int(element.attrib["errors"]) == len(list(root.iter("error"))) == 4
         assert int(element.attrib["skipped"]) == len(list(root.iter("skipped"))) == 6
         assert float(element.attrib["time"]) == pytest.approx(41.26)
 
@@ -68,7 +74,7 @@ def test_a_passing_run_is_green(passing_record: Record) -> None:
 @pytest.mark.parametrize("verdict", ["ERROR", "FAIL", "INCONCLUSIVE"])
 def test_a_run_without_results_is_red(record: Record, verdict: str) -> None:
     empty = {"results": [], "summaries": [], "counts": {}, "num_compared": 0, "verdict": verdict}
-    root = parsed(Record.model_validate(record.model_dump() | empty))
+    root = parsed(Record.model_validate(record.model_dump() | NOTHING_ELSE | empty))
     assert int(root.attrib["failures"]) + int(root.attrib["errors"]) == 1
 
 
@@ -89,11 +95,39 @@ def a_run(
     }  # fmt: skip
     return Record.model_validate(
         record.model_dump()
+        | NOTHING_ELSE
         | {
             "results": results, "summaries": [summary], "counts": counts, "verdict": run or verdict,
             "num_compared": sum(result["num_compared"] for result in results),
         }
     )  # fmt: skip
+
+
+def test_a_planted_fault_that_was_not_caught_is_an_error(record: Record) -> None:
+    found = {
+        test.get("name"): test for test in parsed(record).iter("testcase") if "planted" in test.attrib["classname"]
+    }
+    assert [name for name, test in found.items() if len(test)] == ["neighbour-predicts"]
+    (outcome,) = found["neighbour-predicts"]
+    assert (outcome.tag, outcome.get("type")) == ("error", "inconclusive")
+    assert outcome.get("message") == "not caught on case balanced: the slot before predicts"
+
+
+def test_an_exact_check_that_did_not_hold_is_a_failure_with_every_case(record: Record) -> None:
+    tests = [test for test in parsed(record).iter("testcase") if test.get("name") == "exact check branch-isolation"]
+    (failed,) = (test for test in tests if len(test))
+    (outcome,) = failed
+    assert outcome.tag == "failure"
+    assert outcome.get("message", "").endswith("moved by 1.5e-3; also in 1 other case")
+    assert {"FAIL case two-groups", "FAIL case long-prompt"} <= {
+        line.partition(":")[0] for line in (outcome.text or "").splitlines()
+    }
+
+
+def test_the_diagnosis_stands_with_the_case_it_was_made_on(record: Record) -> None:
+    texts = [outcome.text or "" for test in parsed(record).iter("testcase") for outcome in test]
+    (diagnosed,) = (text for text in texts if "probable stage: mask" in text)
+    assert "reproduction: results/reproduction" in diagnosed
 
 
 def packed_path_test(record: Record) -> tuple[str, str]:

@@ -73,6 +73,15 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(text: str) -> None:
         "**INCONCLUSIVE**",
         "1 NOT_APPLICABLE",
         "actual NaN, expected -1",
+        "- would have caught: 3 of 4 planted faults in 3 stages, each at least 43.4x its budget",
+        "| prompt-cache-detached | activations | float32 | balanced | yes | 0.200 | - | 43.4 | - | no graph |",
+        "| neighbour-predicts | predictors | float32 | balanced | **no** | 0.400 | - | - | - | the slot before",
+        "| faults of label smoothing (1) | label smoothing is 0 | label-smoothing-ignored |",
+        "| packed-eager | float32 | 2 PASS, 1 NOT_APPLICABLE | 3 PASS |",
+        "moved by 1.5e-3; also in 1 other case",
+        "**INCONCLUSIVE** planted fault neighbour-predicts, float32, was not caught",
+        "| probable stage | mask (0.120: first branch exact, later ones off); positions (0.410: drifts) |",
+        "| resembles | branches-not-isolated (mask, 0.0200): rejected attends to chosen |",
     ],
 )
 def test_everything_that_an_auditor_needs_is_there(text: str, part: str) -> None:

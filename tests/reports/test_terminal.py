@@ -56,11 +56,44 @@ def test_what_was_not_applicable_is_counted_and_shown_with_its_reason(passing_re
     assert "gradients in 1 case (length-128)" in text
 
 
-def test_the_last_line_is_the_verdict_with_values_and_headroom(passing_record: Record) -> None:
-    last = printed(passing_record, 200).rstrip().splitlines()[-1]
-    assert last.startswith("PASS  16,224 values compared")
-    assert "headroom 1.67x" in last
-    assert last.rstrip().endswith("NOT judged: gradients of packed-split in 1 of 8 cases, packed-eager in 1 of 8 cases")
+def test_the_end_is_the_verdict_with_values_headroom_and_what_it_rests_on(passing_record: Record) -> None:
+    verdict, exact, caught, unseen = printed(passing_record, 220).rstrip().splitlines()[-4:]
+    assert verdict.startswith("PASS  16,224 values compared")
+    assert "headroom 1.67x" in verdict
+    assert verdict.endswith("NOT judged: gradients of packed-split in 1 of 8 cases, packed-eager in 1 of 8 cases")
+    assert exact.strip() == "exact checks: 11 of 11 passed on 330 values, 1 not applicable"
+    assert caught.strip() == "would have caught: 4 of 4 planted faults in 4 stages, each at least 43.4x its budget"
+    assert unseen.strip() == (
+        "would not have seen: faults that bite only where positions go beyond 256 (2); faults of label smoothing (1)"
+    )
+
+
+def test_it_begins_with_the_verdict(record: Record, passing_record: Record) -> None:
+    assert printed(record, 80).startswith("ERROR  packparity 0.1.0: ")
+    assert printed(passing_record, 80).startswith("PASS  packparity 0.1.0: ")
+
+
+def test_a_run_that_planted_nothing_says_so(passing_record: Record) -> None:
+    bare = passing_record.model_copy(update={"planted": [], "blind_spots": [], "exact_checks": []})
+    assert printed(bare, 80).rstrip().splitlines()[-1].strip() == "no fault was planted in this run"
+
+
+def test_a_name_with_line_breaks_cannot_pass_for_a_line_of_the_report(record: Record) -> None:
+    results = [r.model_copy(update={"subject": "mine\nPASS  all is well"}) for r in record.results]
+    text = printed(record.model_copy(update={"results": results, "summaries": []}), 250)
+    assert "mine PASS all is well" in text
+    assert not any(line.startswith("PASS") for line in text.splitlines())
+
+
+def test_what_nothing_caught_and_what_is_probably_wrong_are_shown(record: Record) -> None:
+    text = " ".join(printed(record, 80).split())
+    assert "FAIL mine:" in text
+    assert "exact check branch-isolation case two-groups: group 0, rejected, token 4 moved by 1.5e-3" in text
+    assert "also in 1 other case" in text
+    assert "probable stage: mask (0.120: first branch exact, later ones off); positions (0.410: drifts)" in text
+    assert "resembles: branches-not-isolated (mask, 0.0200): rejected attends to chosen" in text
+    assert "INCONCLUSIVE 1 fault planted in this run and not caught" in text
+    assert "neighbour-predicts, predictors, float32, on balanced: the slot before predicts" in text
 
 
 def test_slots_and_ratios_stand_in_the_tables(passing_record: Record) -> None:
