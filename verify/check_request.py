@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from reports.record import DataRecord, Environment, Record
 from verify.case_files import check_pairs, file_sha256, read_cases
-from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
+from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.environment import read_environment
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.groups import check_token_ids
@@ -354,6 +354,8 @@ def _notes(prepared: PreparedCheck, published: int) -> list[str]:
                 f"a large model: fewer {', '.join(which)} than for the tiny one ran by default; "
                 "--case, --subject and --variation ask for more"
             )
+        names = ", ".join(check.name for check in FEW_PASSES)
+        notes.append(f"a large model: of the exact checks only {names}, which take few passes of it")
     if options.policy is not None:
         notes.append(f"tolerances are those of {options.policy.name}, not the default policy")
     if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):

@@ -6,12 +6,15 @@ each. Observations are dropped as soon as they are compared: what stays is diffe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from verify.cases import Case
+from verify.checks.check import ExactCheck, Finding
+from verify.checks.run import run_exact_checks
 from verify.comparison import Comparison, StructureError, compare_observations
 from verify.groups import check_token_ids
 from verify.judgement import Judgement, JudgingContext, judge
@@ -125,12 +128,14 @@ class GateOutcome:
         model: The model in the last dtype, for its config and counts.
         model_passes_s: Wall time of forward and backward passes.
         notes: What a reader must know beside the verdict.
+        findings: Of the exact checks, in the order dtype, subject, check.
     """
 
     results: tuple[Result, ...]
     model: ModelUnderTest
     model_passes_s: float
     notes: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,12 +199,13 @@ class _ModelHolder:
         raise WeightsChangedError(f"subject {subject} left the model computing something else than before")
 
 
-def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
+def run_gate(request: GateRequest, progress: Progress, checks: Sequence[ExactCheck] = ()) -> GateOutcome:
     """Run the gate.
 
     Args:
         request: What to judge.
         progress: Called before each observation.
+        checks: The exact checks that each subject is put to after the cases.
 
     Returns:
         Results of every subject, case and dtype that were asked for.
@@ -208,9 +214,10 @@ def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
         ValueError: A token id outside the vocabulary, a model that the oracle does not know.
         WitnessError: The unpacked path cannot be run.
     """
-    steps = _Steps(progress, request.num_steps)
+    steps = _Steps(progress, request.num_steps + (len(request.dtypes) * len(request.subjects) if checks else 0))
     oracle_cache: dict[str, Observation] = {}
     results: list[Result] = []
+    findings: list[Finding] = []
     notes: dict[str, None] = {}
     model: ModelUnderTest | None = None
     for dtype in request.dtypes:
@@ -219,7 +226,8 @@ def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
         for case in request.cases:
             check_token_ids(case.groups, holder.model.get_input_embeddings().num_embeddings)
         runs = [_run_case(case, dtype, holder, request, oracle_cache, steps) for case in request.cases]
-        noise = measure_noise([run.noise for run in runs], not_pooled={run.case.name for run in runs if run.vacuous})
+        proves_nothing = {run.case.name for run in runs if run.vacuous or run.implausible}
+        noise = measure_noise([run.noise for run in runs], not_pooled=proves_nothing)
         adapters = vacuous_adapters(holder.model)
         for run in runs:
             results += _judge_case(run, dtype, request, noise, adapters)
@@ -227,9 +235,17 @@ def run_gate(request: GateRequest, progress: Progress) -> GateOutcome:
                 if subject.observation is not None and subject.observation.settings_put_back:
                     left = ", ".join(subject.observation.settings_put_back)
                     notes[f"subject {subject.subject} left the model changed, which was put back: {left}"] = None
+        if checks:
+            findings += _exact_checks(request, checks, dtype, holder, steps)
         model = holder.under_test
     assert model is not None
-    return GateOutcome(results=tuple(results), model=model, model_passes_s=steps.model_passes_s, notes=tuple(notes))
+    return GateOutcome(
+        results=tuple(results),
+        model=model,
+        model_passes_s=steps.model_passes_s,
+        notes=tuple(notes),
+        findings=tuple(findings),
+    )
 
 
 class _Steps:
@@ -239,6 +255,27 @@ class _Steps:
     def begin(self, text: str) -> None:
         self._progress(self._done, self._total, text)
         self._done += 1
+
+
+def _exact_checks(
+    request: GateRequest, checks: Sequence[ExactCheck], dtype: str, holder: _ModelHolder, steps: _Steps
+) -> tuple[Finding, ...]:
+    start = time.perf_counter()
+    try:
+        return run_exact_checks(
+            request.subjects,
+            checks,
+            holder,
+            dtype=dtype,
+            objective=request.objective,
+            policy=request.policy,
+            seed=request.seed,
+            begin=lambda subject: steps.begin(f"{dtype} exact checks: {subject.name}"),
+        )
+    except (SubjectError, StructureError) as error:
+        raise WitnessError(f"{dtype} exact checks: the unpacked path cannot be compared: {error}") from error
+    finally:
+        steps.model_passes_s += time.perf_counter() - start
 
 
 def _run_case(

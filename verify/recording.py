@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,6 +17,7 @@ from reports.record import (
     CaseRecord,
     DataRecord,
     Environment,
+    ExactCheckRecord,
     GroupRecord,
     JudgementRecord,
     ModelRecord,
@@ -29,6 +30,7 @@ from reports.record import (
     TimingRecord,
 )
 from verify.cases import Case
+from verify.checks.check import Finding
 from verify.environment import peak_host_bytes, tool_version
 from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
@@ -81,7 +83,10 @@ def record_run(
     Returns:
         The record; its verdict is the fold of the subjects' summaries and of the proof.
     """
-    summaries = summarise(outcome.results, request.subjects, request.dtypes)
+    findings = [f for f in outcome.findings if f.subject in {subject.name for subject in request.subjects}]
+    summaries = [
+        _with_findings(summary, findings) for summary in summarise(outcome.results, request.subjects, request.dtypes)
+    ]
     idle = [s for s in summaries if s.verdict is Verdict.NOT_APPLICABLE] if facts.every_subject_must_run else []
     verdict = fold(
         [*(summary.verdict for summary in summaries), *([Verdict.INCONCLUSIVE] if idle else []), *proof.verdicts]
@@ -108,6 +113,7 @@ def record_run(
         cases=[_case_record(case) for case in request.cases],
         summaries=[_summary_record(summary) for summary in summaries],
         results=[_result_record(result) for result in outcome.results],
+        exact_checks=[_exact_check_record(finding) for finding in findings],
         planted=list(proof.planted),
         blind_spots=list(proof.blind_spots),
         data=facts.data,
@@ -118,6 +124,32 @@ def record_run(
             peak_host_bytes=peak_host_bytes(),
         ),
         notes=[*facts.notes, *outcome.notes, *proof.notes],
+    )
+
+
+def _with_findings(summary: Summary, findings: Sequence[Finding]) -> Summary:
+    """The summary of a subject with what its exact checks found wrong; they prove nothing where no case was judged."""
+    wrong = [
+        finding
+        for finding in findings
+        if (finding.subject, finding.dtype) == (summary.subject, summary.dtype)
+        and finding.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE)
+    ]
+    reasons = [f"exact check {f.check} on case {f.case} is {f.verdict.value}: {f.reason}" for f in wrong]
+    verdict = fold([summary.verdict, *(finding.verdict for finding in wrong)])
+    return replace(summary, verdict=verdict, reasons=(*summary.reasons, *reasons))
+
+
+def _exact_check_record(finding: Finding) -> ExactCheckRecord:
+    return ExactCheckRecord(
+        check=finding.check,
+        subject=finding.subject,
+        dtype=cast(DtypeName, finding.dtype),
+        case=finding.case,
+        verdict=finding.verdict.value,
+        reason=finding.reason,
+        num_compared=finding.num_compared,
+        num_differing=finding.num_differing,
     )
 
 

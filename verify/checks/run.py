@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from verify.cases import Case
 from verify.checks.bench import Bench, Setting
+from verify.checks.cases import CaseName, check_cases
 from verify.checks.check import ExactCheck, Finding, Measured, NotApplicableError
+from verify.checks.yardsticks import measure_yardsticks
 from verify.comparison import StructureError
 from verify.model_state import Baseline, WeightsChangedError, restored_model
+from verify.objective import DpoSigmoid
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
+from verify.tolerance import Policy
 from verify.verdict import Verdict
 
 
@@ -37,6 +43,55 @@ class ModelHolder(Protocol):
         ...
 
 
+def run_exact_checks(
+    subjects: Sequence[Subject],
+    checks: Sequence[ExactCheck],
+    holder: ModelHolder,
+    *,
+    dtype: str,
+    objective: DpoSigmoid,
+    policy: Policy,
+    seed: int,
+    begin: Callable[[Subject], None],
+) -> tuple[Finding, ...]:
+    """Put every subject to the checks, in one dtype.
+
+    Args:
+        subjects: The subjects.
+        checks: The checks.
+        holder: Holds the model.
+        dtype: Name of the dtype.
+        objective: beta and label smoothing.
+        policy: Factors and floors.
+        seed: Seed of the cases and of the passes.
+        begin: Called before each subject.
+
+    Returns:
+        Findings in the order subject, check, case.
+
+    Raises:
+        SubjectError: The unpacked path itself cannot be run.
+        StructureError: It cannot be compared.
+    """
+    cases = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed)
+    yardsticks = measure_yardsticks(
+        holder.model,
+        holder.baseline,
+        cases,
+        [check.name for check in checks],
+        dtype=dtype,
+        objective=objective,
+        policy=policy,
+        seed=seed,
+    )
+    setting = Setting(dtype=dtype, objective=objective, policy=policy, seed=seed, cases=cases, yardsticks=yardsticks)
+    findings: list[Finding] = []
+    for subject in subjects:
+        begin(subject)
+        findings += run_checks(subject, checks, setting, holder)
+    return tuple(findings)
+
+
 def run_checks(
     subject: Subject, checks: Sequence[ExactCheck], setting: Setting, holder: ModelHolder
 ) -> tuple[Finding, ...]:
@@ -51,11 +106,17 @@ def run_checks(
     Returns:
         One finding for each check and case, in order.
     """
+    wanted = [(check, name) for check in checks for name in check.cases]
+    refused = {name: _refusal(subject, setting, name) for _, name in wanted}
+    if None not in refused.values():
+        return tuple(_finding(subject, setting, check, name, refused[name]) for check, name in wanted)
     findings: list[Finding] = []
     try:
         with restored_model(holder.model, subject.name, seed=setting.seed, baseline=holder.baseline):
             bench = Bench(subject, holder.model, setting)
-            findings += [_find(bench, check, name) for check in checks for name in check.cases]
+            for check, name in wanted:
+                outcome = refused[name] or _put_to(check, bench, setting.cases.by_name[name])
+                findings.append(_finding(subject, setting, check, name, outcome))
         if not is_built_in(subject):
             holder.check_bits(subject.name)
     except WeightsChangedError as error:
@@ -64,34 +125,54 @@ def run_checks(
     return tuple(findings)
 
 
-def _find(bench: Bench, check: ExactCheck, case_name: Any) -> Finding:
-    blank = Finding(
-        check=check.name, subject=bench.subject.name, dtype=bench.setting.dtype, case=case_name, verdict=Verdict.ERROR
-    )
-    case = bench.setting.cases.by_name.get(case_name)
+_Outcome = Measured | tuple[Verdict, str]
+"""What was measured, or why nothing was."""
+
+
+def _refusal(subject: Subject, setting: Setting, name: CaseName) -> tuple[Verdict, str] | None:
+    """Why a case cannot be given to the subject; None if it can."""
+    case = setting.cases.by_name.get(name)
     if case is None:
-        return replace(blank, verdict=Verdict.NOT_APPLICABLE, reason="the vocabulary has too few distinct tokens")
+        return Verdict.NOT_APPLICABLE, "the vocabulary has too few tokens for a case in which all differ"
     try:
-        support = support_for(bench.subject, case)
-        if not support.supported:
-            return replace(blank, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
-        return _judged(blank, check.measure(bench, case))
-    except NotApplicableError as error:
-        return replace(blank, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
+        support = support_for(subject, case)
     except SubjectError as error:
-        return replace(blank, reason=str(error))
-    except StructureError as error:
-        return replace(blank, verdict=Verdict.FAIL, reason=str(error), ratio=float("inf"))
+        return Verdict.ERROR, str(error)
+    return None if support.supported else (Verdict.NOT_APPLICABLE, support.reason)
 
 
-def _judged(blank: Finding, measured: Measured) -> Finding:
-    if not measured.num_compared:
-        return replace(blank, reason="nothing was compared")
+def _put_to(check: ExactCheck, bench: Bench, case: Case) -> _Outcome:
+    try:
+        return check.measure(bench, case)
+    except NotApplicableError as error:
+        return Verdict.NOT_APPLICABLE, str(error)
+    except SubjectError as error:
+        return Verdict.ERROR, str(error)
+    except StructureError as error:  # a value that is not finite
+        return Verdict.FAIL, str(error)
+
+
+def _finding(
+    subject: Subject, setting: Setting, check: ExactCheck, case: CaseName, outcome: _Outcome | None
+) -> Finding:
+    blank = Finding(
+        check=check.name,
+        subject=subject.name,
+        dtype=setting.dtype,
+        case=case,
+        verdict=Verdict.ERROR,
+        reason="nothing was compared",
+    )
+    if isinstance(outcome, tuple):
+        verdict, reason = outcome
+        return replace(blank, verdict=verdict, reason=reason, ratio=math.inf if verdict is Verdict.FAIL else 0.0)
+    if outcome is None or not outcome.num_compared:
+        return blank
     return replace(
         blank,
-        verdict=Verdict.FAIL if measured.num_differing else Verdict.PASS,
-        reason=measured.worst,
-        num_compared=measured.num_compared,
-        num_differing=measured.num_differing,
-        ratio=measured.ratio,
+        verdict=Verdict.FAIL if outcome.num_differing else Verdict.PASS,
+        reason=outcome.worst,
+        num_compared=outcome.num_compared,
+        num_differing=outcome.num_differing,
+        ratio=outcome.ratio,
     )

@@ -120,7 +120,7 @@ def measure_yardsticks(
     if "normalisation" in checks:
         losses = _loss_yardstick(model, baseline, cases.by_name["uneven-groups"], dtype, objective, policy, seed)
     if "absolute-positions" in checks:
-        absolute = _absolute_yardstick(dtype, policy, seed)
+        absolute = _absolute_yardstick(next(model.parameters()).device, dtype, policy, seed)
     return Yardsticks(token_budget=tokens, losses=losses, absolute=absolute)
 
 
@@ -158,8 +158,8 @@ def _token_budget(case: Case, forms: Mapping[str, tuple[Tensor, ...]], dtype: st
     return _logps_budget("max", "per_token_logps", torch.cat(forms[WITNESS.name]), case, noise, dtype, policy)
 
 
-def _absolute_yardstick(dtype: str, policy: Policy, seed: int) -> AbsoluteYardstick:
-    model = absolute_model(dtype, seed)
+def _absolute_yardstick(device: torch.device, dtype: str, policy: Policy, seed: int) -> AbsoluteYardstick:
+    model = absolute_model(dtype, seed).to(device)
     case = check_cases(int(model.config.vocab_size), seed).by_name["distinct-tokens"]
     forms = _logps_of_forms(model, case)
     budget = _token_budget(case, forms, dtype, policy)
