@@ -33,7 +33,6 @@ _RUN_SIZE_WEIGHTS = (30, 30, 10, 30)
 _FAULTS_PER_BATCH = 2
 _CASES_PER_FAULT = 3
 _CASES_PER_MUTANT = 3
-_FLEX_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy) ->
     cases = _cases(number, size, model, rng)
     objective = _objective(rng)
     subjects: dict[str, tuple[Population, PackedSubject | FaultySubject]] = {
-        subject.name: ("honest", subject) for subject in _packed(rng)
+        subject.name: ("honest", subject) for subject in rng.sample(PACKED_SUBJECTS, PACKED_PER_BATCH)
     }
     subjects.update((s.name, ("honest", s)) for s in _planted(EQUIVALENT_MUTANTS, 1, _CASES_PER_MUTANT, cases, rng))
     faults = [fault for fault in FAULTS if "parity" in fault.must_kill and _can_show(fault, objective)]
@@ -121,15 +120,6 @@ def _objective(rng: random.Random) -> DpoSigmoid:
     beta = 10 ** rng.uniform(-2, 0)
     smoothing = rng.uniform(0.02, 0.3)
     return DpoSigmoid(beta=beta, label_smoothing=0.0 if rng.random() < 0.25 else smoothing)
-
-
-def _packed(rng: random.Random) -> list[PackedSubject]:
-    """Some of our packed subjects; flex seldom, since it is slow here and has no gradients."""
-    others = [subject for subject in PACKED_SUBJECTS if subject.backend != "flex"]
-    chosen = rng.sample(others, PACKED_PER_BATCH)
-    if rng.random() < _FLEX_SHARE:
-        chosen[0] = next(subject for subject in PACKED_SUBJECTS if subject.backend == "flex")
-    return chosen
 
 
 def _planted(
