@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+
+from verify.module_walk import NamedModules
 
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -24,6 +25,12 @@ class _ParameterSettings:
     def read(parameter: Any) -> _ParameterSettings:
         hooks = tuple(dict(getattr(parameter, kind) or {}) for kind in _PARAMETER_HOOKS)
         return _ParameterSettings(parameter.requires_grad, hooks)
+
+    def hold(self, parameter: Any) -> bool:
+        """Whether the parameter still has these settings."""
+        return bool(parameter.requires_grad) == self.requires_grad and all(
+            (getattr(parameter, kind) or {}) == hooks for kind, hooks in zip(_PARAMETER_HOOKS, self.hooks, strict=True)
+        )
 
     def write(self, parameter: Any) -> None:
         parameter.requires_grad_(self.requires_grad)
@@ -49,11 +56,24 @@ class _ModuleSettings:
     def read(module: Any) -> _ModuleSettings:
         return _ModuleSettings(
             training=module.training,
-            adapters_disabled=getattr(module, "_disable_adapters", None),
-            gradient_checkpointing=getattr(module, "gradient_checkpointing", None),
+            adapters_disabled=_attribute(module, "_disable_adapters"),
+            gradient_checkpointing=_attribute(module, "gradient_checkpointing"),
             hooks=tuple(dict(getattr(module, kind)) for kind in _MODULE_HOOKS),
             forward=vars(module).get("forward"),
             parameters={n: _ParameterSettings.read(p) for n, p in module._parameters.items() if p is not None},
+        )
+
+    def hold(self, module: Any) -> bool:
+        """Whether the module still has these settings; builds nothing, since most modules of most runs do."""
+        parameters = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+        return (
+            module.training == self.training
+            and _attribute(module, "_disable_adapters") == self.adapters_disabled
+            and _attribute(module, "gradient_checkpointing") == self.gradient_checkpointing
+            and all(getattr(module, kind) == hooks for kind, hooks in zip(_MODULE_HOOKS, self.hooks, strict=True))
+            and vars(module).get("forward") == self.forward
+            and parameters.keys() == self.parameters.keys()
+            and all(before.hold(parameters[name]) for name, before in self.parameters.items())
         )
 
     def write(self, module: Any) -> None:
@@ -73,6 +93,11 @@ class _ModuleSettings:
             vars(module).pop("forward", None)
         else:
             module.forward = self.forward
+
+
+def _attribute(module: Any, name: str) -> Any:
+    """The attribute of a module or of its class, else None, without the detour over ``nn.Module.__getattr__``."""
+    return vars(module).get(name, getattr(type(module), name, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +127,20 @@ class Settings:
     torch_values: tuple[Any, ...]
 
     @staticmethod
-    def read(model: Any, modules: Sequence[tuple[str, nn.Module]]) -> Settings:
-        """Read the settings of the model, given its ``named_modules()``, and of torch."""
+    def read(model: Any, modules: NamedModules) -> Settings:
+        """Read the settings of the model, given its named modules, and of torch."""
         return Settings(
             attention=str(model.config._attn_implementation),
             modules={name: _ModuleSettings.read(module) for name, module in modules},
             torch_values=tuple(setting.read() for setting in _TORCH_SETTINGS),
         )
 
-    def put_back(self, model: Any, modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
+    def put_back(self, model: Any, modules: NamedModules) -> list[str]:
         """Put back what differs.
 
         Args:
             model: The model that the snapshot was taken of.
-            modules: Its ``named_modules()`` now.
+            modules: Its named modules now.
 
         Returns:
             What differed, in words.
@@ -128,7 +153,7 @@ class Settings:
         differing = [
             (module, self.modules[name])
             for name, module in modules
-            if name in self.modules and _ModuleSettings.read(module) != self.modules[name]
+            if name in self.modules and not self.modules[name].hold(module)
         ]
         for module, before in differing:
             before.write(module)

@@ -7,15 +7,16 @@ subject after it. Weights cannot be put back, so a change is an error; settings 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from verify.model_settings import Settings
+from verify.module_walk import NamedModules, named_modules, named_parameters
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 24
@@ -34,11 +35,11 @@ class Restored:
     settings: list[str] = field(default_factory=list)
 
 
-def weights_hash(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, int]:
+def weights_hash(modules: NamedModules) -> dict[str, int]:
     """Hash of the bits of every parameter and buffer.
 
     Args:
-        modules: ``named_modules()`` of the model.
+        modules: The named modules of the model.
 
     Returns:
         Name to a hash of the tensor's bits that depends on their places: values that only swap places or signs count
@@ -89,8 +90,13 @@ class Baseline:
     @staticmethod
     def read(model: Any) -> Baseline:
         """Read weights and settings. The tree is walked once: on a small model the walk costs as much as a pass."""
-        modules = list(model.named_modules())
+        modules = named_modules(model)
         return Baseline(weights_hash(modules), Settings.read(model, modules))
+
+
+def _drop_gradients(modules: NamedModules) -> None:
+    for _, parameter in named_parameters(modules):
+        parameter.grad = None
 
 
 @contextmanager
@@ -110,16 +116,14 @@ def restored_model(model: Any, subject: str, *, seed: int, baseline: Baseline | 
         WeightsChangedError: A parameter or buffer changed, appeared or vanished.
     """
     baseline, restored = baseline or Baseline.read(model), Restored()
-    for parameter in model.parameters():
-        parameter.grad = None
+    _drop_gradients(named_modules(model))
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             yield restored
     finally:
-        for parameter in model.parameters():
-            parameter.grad = None
-        modules = list(model.named_modules())
+        modules = named_modules(model)
+        _drop_gradients(modules)
         restored.settings += baseline.settings.put_back(model, modules)
         after = weights_hash(modules)
         if after != baseline.hashes:
