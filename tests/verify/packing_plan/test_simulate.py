@@ -1,0 +1,152 @@
+"""Epochs small enough to count by hand or by walking every slot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verify.packing_plan.costs import FlopPrices, GroupLengths
+from verify.packing_plan.distributions import DISTRIBUTIONS, named_distribution
+from verify.packing_plan.simulate import PLANS, Setting, simulate
+
+TOKENS_ONLY = FlopPrices(by_token=1, by_pair=0, by_predictor=0)
+PAIRS_ONLY = FlopPrices(by_token=0, by_pair=1, by_predictor=0)
+
+
+def setting(prices: FlopPrices = TOKENS_ONLY, **changed: int) -> Setting:
+    return Setting(**{"num_ranks": 1, "groups_per_rank": 1, "row_limit": 40, "seed": 0, "prices": prices, **changed})
+
+
+PAIR = GroupLengths(4, (2, 3))  # sequences of 6 and 7 tokens; packed 9
+
+
+def test_a_plain_pair_is_two_rows_padded_to_the_longer() -> None:
+    (plain,) = simulate([PAIR], setting(), ["plain"])
+    assert (plain.slots_per_step, plain.useful_tokens_per_step) == (14, 13)
+    assert plain.padded_tokens_per_step == 1
+    assert plain.examples_per_row == 0.5
+    assert plain.speed_up == 1
+
+
+def test_a_packed_pair_is_one_row() -> None:
+    (packed,) = simulate([PAIR], setting(), ["packing"])
+    assert (packed.slots_per_step, packed.useful_tokens_per_step) == (9, 9)
+    assert packed.speed_up == 14 / 9
+
+
+def test_attention_is_counted_pair_by_pair() -> None:
+    """Plain: a causal kernel over two rows of 7. Packed: every token with itself and its ancestors."""
+    plain, packed = simulate([PAIR], setting(PAIRS_ONLY), ["plain", "packing"])
+    walked = sum(range(1, 5)) + (5 + 6) + (5 + 6 + 7)
+    assert plain.flops / plain.num_steps == 2 * sum(range(1, 8))
+    assert packed.flops / packed.num_steps == walked
+
+
+def test_padding_attends_to_itself_in_packed_rows() -> None:
+    """A group of 9 beside one of 3: six slots of padding, a causal block of 21 pairs."""
+    short = GroupLengths(1, (1, 1))
+    (packed,) = simulate([PAIR, short], setting(PAIRS_ONLY, groups_per_rank=2), ["packing"])
+    both = 2 * (sum(range(1, 5)) + (5 + 6) + (5 + 6 + 7)), 2 * (1 + 2 + 2 + 21)
+    mixed = sum(both) / 2
+    # A step holds two groups of the shuffled epoch: two long, two short or one of each.
+    possible = {both[0], 2 * (1 + 2 + 2), mixed}
+    mean = packed.flops / packed.num_steps
+    assert min(possible) <= mean <= max(possible)
+    assert (packed.padded_tokens_per_step * packed.num_steps) % 6 == 0
+
+
+def test_ranks_wait_for_the_slowest() -> None:
+    """One rank has 9 slots, the other 3, in every step that pairs them."""
+    short = GroupLengths(1, (1, 1))
+    (packed,) = simulate([PAIR, short], setting(num_ranks=2), ["packing, sorting"])
+    assert packed.waiting_share == 0
+    (unsorted,) = simulate([PAIR, short], setting(num_ranks=2), ["packing"])
+    mixed = unsorted.waiting_share
+    assert 0 < mixed < 0.5 * (9 - 3) / 9 + 1e-12
+
+
+def test_sequence_packing_fills_rows_of_the_limit() -> None:
+    (shared,) = simulate([PAIR], setting(row_limit=20), ["sequence packing, prompts shared"])
+    assert shared.examples_per_row == 2
+    assert shared.token_utilisation == 18 / 20
+    (repeated,) = simulate([PAIR], setting(row_limit=26), ["sequence packing, prompts repeated"])
+    # 6 + 6 + 7 + 7 would fill 26 slots; first-fit decreasing puts 7 + 7 + 7 into a row first.
+    assert repeated.useful_tokens_per_step * repeated.num_steps == 13 * repeated.num_examples
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.builds(GroupLengths, st.integers(1, 20), st.tuples(st.integers(1, 9), st.integers(1, 9))),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_what_holds_for_every_plan(groups: list[GroupLengths], num_ranks: int, groups_per_rank: int) -> None:
+    made = setting(FlopPrices(7, 1, 3), num_ranks=num_ranks, groups_per_rank=groups_per_rank)
+    for found in simulate(groups, made):
+        assert found.num_examples % (num_ranks * groups_per_rank) == 0
+        assert 0 < found.token_utilisation <= 1
+        assert 0 <= found.waiting_share < 1
+        assert found.peak_slots * num_ranks >= found.slots_per_step
+        assert found.speed_up > 0
+    by_name = {found.plan: found for found in simulate(groups, made)}
+    assert list(by_name) == list(PLANS)
+    for shared, repeated in (("packing", "plain"), ("packing, sorting", "sorting")):
+        # A group never has more slots packed than its two padded sequences.
+        assert by_name[shared].useful_tokens_per_step < by_name[repeated].useful_tokens_per_step
+        assert by_name[shared].num_examples == by_name[repeated].num_examples
+
+
+def test_the_same_seed_gives_the_same_results() -> None:
+    groups = list(named_distribution("log-normal").draw(200, 1))
+    made = setting(num_ranks=4, groups_per_rank=2, row_limit=8192)
+    assert simulate(groups, made) == simulate(groups, made)
+
+
+def test_sorting_leaves_less_padding_and_less_waiting() -> None:
+    groups = list(named_distribution("log-normal").draw(2000, 0))
+    made = setting(num_ranks=4, groups_per_rank=4, row_limit=8192)
+    plain, bucketing, sorting = simulate(groups, made, ["plain", "bucketing", "sorting"])
+    assert plain.token_utilisation < bucketing.token_utilisation < sorting.token_utilisation
+    assert plain.waiting_share > bucketing.waiting_share > sorting.waiting_share
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("prompt-long", 5 / 8), ("balanced", 3 / 4), ("response-long", 7 / 8)])
+def test_named_regimes_save_their_share_of_tokens(name: str, ratio: float) -> None:
+    """Prompt and response lengths 192/64, 128/128 and 64/192: (p + 2r) / 2(p + r)."""
+    plain, packed = simulate(list(DISTRIBUTIONS[name].draw(8, 0)), setting(), ["plain", "packing"])
+    assert packed.slots_per_step / plain.slots_per_step == ratio
+
+
+def test_the_log_normal_has_its_median_and_spread() -> None:
+    drawn = DISTRIBUTIONS["log-normal"].draw(4001, 0)
+    logs = sorted(math.log(group.responses[0]) for group in drawn)
+    assert math.exp(logs[2000]) == pytest.approx(270, rel=0.05)
+    assert (logs[3364] - logs[636]) / 2 == pytest.approx(0.7, rel=0.06)  # the middle 68 %
+
+
+@pytest.mark.parametrize(
+    ("groups", "changed", "plans", "message"),
+    [
+        ([], {}, (), "no group to plan for"),
+        ([PAIR], {}, ("other",), "unknown plan 'other'"),
+        ([PAIR], {"row_limit": 8}, (), "takes 9 slots, more than the row limit of 8"),
+        ([PAIR], {"num_ranks": 0}, (), "num_ranks is 0"),
+    ],
+)
+def test_bad_requests_are_refused(
+    groups: list[GroupLengths], changed: dict[str, int], plans: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate(groups, setting(**changed), plans)
+
+
+def test_an_unknown_distribution_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="prompt-long, balanced, response-long, log-normal"):
+        named_distribution("uniform")

@@ -1,0 +1,323 @@
+"""An epoch under data parallelism, step by step: what each way of filling rows computes, pads and waits for.
+
+Every plan takes the same groups in the same sampling order, and about the same number of groups per optimizer step. A
+step lasts as long as its slowest rank. A rank's time is its forward FLOPs: linear layers over all slots, padding
+included, and attention as the layout's kernel has it:
+
+    plain       each sequence a row, padded to the longest of the rank's batch; a causal kernel covers the whole row
+    packing     each group a row, padded to the longest of the batch; padding attends to itself only
+    sequence    whole groups (or, without shared prompts, whole sequences) in rows of the limit, filled first-fit
+    packing     decreasing; padding attends to itself only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from types import MappingProxyType
+
+from verify.packing_plan.costs import (
+    NO_WORK,
+    FlopPrices,
+    GroupLengths,
+    Work,
+    causal_pairs,
+    packed_work,
+    unpacked_work,
+)
+from verify.packing_plan.order import OrderCheck, check_order, sampling_order
+from verify.subjects.bins import (
+    Rows,
+    batches_in_order,
+    first_fit_decreasing,
+    length_bucketed_batches,
+    length_sorted_batches,
+)
+
+FEWEST_STEPS = 16
+"""A shorter data set is repeated until it fills this many steps, so that the last step does not decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How the steps are made up.
+
+    Args:
+        prices: FLOPs of the model.
+        num_ranks: Data-parallel ranks, which wait for each other at each step.
+        groups_per_rank: Groups that a rank takes in each step; in rows of several groups, as nearly as whole rows do.
+        row_limit: Slots of a row in sequence packing.
+        seed: Seed of the sampling order.
+
+    Raises:
+        ValueError: A number below one.
+    """
+
+    prices: FlopPrices
+    num_ranks: int
+    groups_per_rank: int
+    row_limit: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "groups_per_rank", "row_limit"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: expected at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """What one rank does in one step.
+
+    Args:
+        work: Everything that is computed, padding included.
+        useful_tokens: Tokens of the data among the slots.
+        num_rows: Rows.
+        num_sequences: Sequences (prompt and one response) that end in them.
+    """
+
+    work: Work
+    useful_tokens: int
+    num_rows: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """One way of filling rows, over an epoch.
+
+    Args:
+        plan: Its name.
+        num_steps: Steps of the epoch.
+        num_rows: Rows of the epoch.
+        num_examples: Groups of the epoch.
+        slots_per_step: Slots, padding included; mean.
+        useful_tokens_per_step: Slots that hold a token of the data; mean.
+        peak_slots: Most slots that a rank holds in one step.
+        flops: Forward FLOPs of all ranks.
+        waiting_share: Share of the ranks' time in which they wait for the slowest.
+        speed_up: Time of the epoch unpacked and padded ("plain") over the time with this plan.
+        order: Whether rows follow the order of the data set; None where no row holds two groups.
+    """
+
+    plan: str
+    num_steps: int
+    num_rows: int
+    num_examples: int
+    slots_per_step: float
+    useful_tokens_per_step: float
+    peak_slots: int
+    flops: int
+    waiting_share: float
+    speed_up: float
+    order: OrderCheck | None
+
+    @property
+    def token_utilisation(self) -> float:
+        """Slots that hold a token of the data / slots."""
+        return self.useful_tokens_per_step / self.slots_per_step
+
+    @property
+    def padded_tokens_per_step(self) -> float:
+        """Slots that hold padding; mean over steps."""
+        return self.slots_per_step - self.useful_tokens_per_step
+
+    @property
+    def examples_per_row(self) -> float:
+        """Groups of the epoch / rows of the epoch; below one where a group takes several rows."""
+        return self.num_examples / self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """Groups in sampling order, with their positions in the data set."""
+
+    groups: Sequence[GroupLengths]
+    positions: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of a plan, and the positions in the data set of what each row holds."""
+
+    steps: Sequence[Sequence[RankStep]]
+    rows: Rows
+
+
+def simulate(groups: Sequence[GroupLengths], setting: Setting, plans: Sequence[str] = ()) -> tuple[PlanResult, ...]:
+    """Run an epoch under each plan.
+
+    Args:
+        groups: Lengths of the groups, in the order of the data set.
+        setting: Model, ranks, batch, row limit and seed.
+        plans: Names from `PLANS`; all of them if empty.
+
+    Returns:
+        One result for each plan, in the order asked for.
+
+    Raises:
+        ValueError: No group, an unknown plan, or a group longer than the row limit (where a plan has one).
+    """
+    if not groups:
+        raise ValueError("no group to plan for: at least one is needed")
+    if unknown := [plan for plan in plans if plan not in PLANS]:
+        raise ValueError(f"unknown plan {unknown[0]!r}: expected one of {', '.join(PLANS)}")
+    epoch = _epoch(groups, setting)
+    plain_s = _duration(_plain(epoch, setting, batches_in_order).steps, setting.prices)
+    return tuple(_result(plan, PLANS[plan](epoch, setting), epoch, setting, plain_s) for plan in plans or tuple(PLANS))
+
+
+def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
+    """The shuffled groups, cut to whole steps; a short data set is repeated first."""
+    step = setting.num_ranks * setting.groups_per_rank
+    repeats = -(-FEWEST_STEPS * step // len(groups))
+    positions = [
+        position for repeat in range(repeats) for position in sampling_order(len(groups), setting.seed + repeat)
+    ]
+    positions = positions[: len(positions) // step * step]
+    return _Epoch([groups[position] for position in positions], positions)
+
+
+def _duration(steps: Sequence[Sequence[RankStep]], prices: FlopPrices) -> int:
+    """FLOPs of the slowest rank, summed over steps."""
+    return sum(max(prices.flops(rank.work) for rank in step) for step in steps)
+
+
+def _result(plan: str, made: _Steps, epoch: _Epoch, setting: Setting, plain_s: int) -> PlanResult:
+    ranks = [rank for step in made.steps for rank in step]
+    flops = sum(setting.prices.flops(rank.work) for rank in ranks)
+    duration = _duration(made.steps, setting.prices)
+    return PlanResult(
+        plan=plan,
+        num_steps=len(made.steps),
+        num_rows=sum(rank.num_rows for rank in ranks),
+        num_examples=len(epoch.groups),
+        slots_per_step=sum(rank.work.tokens for rank in ranks) / len(made.steps),
+        useful_tokens_per_step=sum(rank.useful_tokens for rank in ranks) / len(made.steps),
+        peak_slots=max(rank.work.tokens for rank in ranks),
+        flops=flops,
+        waiting_share=1 - flops / (setting.num_ranks * duration),
+        speed_up=plain_s / duration,
+        order=check_order(made.rows, setting.seed),
+    )
+
+
+Batching = Callable[[Sequence[int], int], Rows]
+"""Cut items in sampling order into batches of a size."""
+
+
+def _sorted_by(lengths: Sequence[int]) -> Batching:
+    return lambda order, size: length_sorted_batches(order, lengths, size)
+
+
+def _bucketed_by(lengths: Sequence[int]) -> Batching:
+    bounds = [2**exponent for exponent in range(max(lengths).bit_length())]
+    return lambda order, size: length_bucketed_batches(order, lengths, size, bounds)
+
+
+def _longest_sequences(epoch: _Epoch) -> list[int]:
+    return [max(group.sequences) for group in epoch.groups]
+
+
+def _steps_of_groups(
+    epoch: _Epoch, setting: Setting, batching: Batching, rank_step: Callable[[Sequence[GroupLengths]], RankStep]
+) -> list[list[RankStep]]:
+    """Batches of a whole step, cut into those of the ranks."""
+    size = setting.groups_per_rank
+    steps = batching(range(len(epoch.groups)), size * setting.num_ranks)
+    return [
+        [rank_step([epoch.groups[item] for item in step[at : at + size]]) for at in range(0, len(step), size)]
+        for step in steps
+    ]
+
+
+def _plain(epoch: _Epoch, setting: Setting, batching: Batching) -> _Steps:
+    return _Steps(_steps_of_groups(epoch, setting, batching, _padded_sequences), ())
+
+
+def _packed(epoch: _Epoch, setting: Setting, batching: Batching) -> _Steps:
+    return _Steps(_steps_of_groups(epoch, setting, batching, _padded_groups), ())
+
+
+def _padded_sequences(groups: Sequence[GroupLengths]) -> RankStep:
+    """A row for each sequence, padded to the longest; a causal kernel does not skip padding."""
+    sequences = [length for group in groups for length in group.sequences]
+    width = max(sequences)
+    predictors = sum(sum(group.responses) for group in groups)
+    work = Work(width * len(sequences), causal_pairs(width) * len(sequences), predictors)
+    return RankStep(work, sum(sequences), len(sequences), len(sequences))
+
+
+def _padded_groups(groups: Sequence[GroupLengths]) -> RankStep:
+    """A row for each group, padded to the longest."""
+    width = max(group.packed for group in groups)
+    return _rank_step([([group.packed], packed_work(group), len(group.responses)) for group in groups], width)
+
+
+Item = tuple[list[int], Work, int]
+"""Of one row: the lengths of what it holds, its work without padding, and its number of sequences."""
+
+
+def _rank_step(rows: Sequence[Item], width: int) -> RankStep:
+    work, useful = NO_WORK, 0
+    for lengths, row_work, _ in rows:
+        padding = width - sum(lengths)
+        work += row_work + Work(padding, causal_pairs(padding), 0)
+        useful += sum(lengths)
+    return RankStep(work, useful, len(rows), sum(num_sequences for _, _, num_sequences in rows))
+
+
+def _sequence_packed(epoch: _Epoch, setting: Setting, items: Sequence[Item], positions: Sequence[int]) -> _Steps:
+    """Rows of the limit, filled with whole items, in shuffled order; about as many groups per step as without."""
+    filled = first_fit_decreasing([sum(lengths) for lengths, _, _ in items], setting.row_limit)
+    rows = [filled[i] for i in sampling_order(len(filled), setting.seed)]
+    contents = [_merged([items[item] for item in row]) for row in rows]
+    rows_per_rank = max(1, round(setting.groups_per_rank * len(rows) / len(epoch.groups)))
+    ranks = [
+        _rank_step([contents[row] for row in batch], setting.row_limit)
+        for batch in batches_in_order(range(len(rows)), rows_per_rank)
+    ]
+    steps = [ranks[at : at + setting.num_ranks] for at in range(0, len(ranks), setting.num_ranks)]
+    return _Steps(steps, tuple(tuple(sorted({positions[item] for item in row})) for row in rows))
+
+
+def _merged(items: Sequence[Item]) -> Item:
+    return (
+        [length for lengths, _, _ in items for length in lengths],
+        reduce(add, (work for _, work, _ in items)),
+        sum(num_sequences for _, _, num_sequences in items),
+    )
+
+
+def _shared_prompt_rows(epoch: _Epoch, setting: Setting) -> _Steps:
+    items = [([group.packed], packed_work(group), len(group.responses)) for group in epoch.groups]
+    return _sequence_packed(epoch, setting, items, epoch.positions)
+
+
+def _repeated_prompt_rows(epoch: _Epoch, setting: Setting) -> _Steps:
+    """The items are sequences; those of one group may lie in different rows."""
+    items, positions = [], []
+    for group, position in zip(epoch.groups, epoch.positions, strict=True):
+        for response in group.responses:
+            single = GroupLengths(group.prompt, (response,))
+            items.append(([single.packed], unpacked_work(single), 1))
+            positions.append(position)
+    return _sequence_packed(epoch, setting, items, positions)
+
+
+PLANS: Mapping[str, Callable[[_Epoch, Setting], _Steps]] = MappingProxyType(
+    {
+        "plain": lambda epoch, setting: _plain(epoch, setting, batches_in_order),
+        "bucketing": lambda epoch, setting: _plain(epoch, setting, _bucketed_by(_longest_sequences(epoch))),
+        "sorting": lambda epoch, setting: _plain(epoch, setting, _sorted_by(_longest_sequences(epoch))),
+        "packing": lambda epoch, setting: _packed(epoch, setting, batches_in_order),
+        "packing, sorting": lambda epoch, setting: _packed(
+            epoch, setting, _sorted_by([group.packed for group in epoch.groups])
+        ),
+        "sequence packing, prompts repeated": _repeated_prompt_rows,
+        "sequence packing, prompts shared": _shared_prompt_rows,
+    }
+)
+"""What each plan is called, from the simplest on."""
