@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ QUANTITIES: tuple[Quantity, ...] = (
 
 _PLACES_KEPT = 3
 _PlaceName = Callable[[int], str]
+_Values = npt.NDArray[np.float64]
 
 
 class StructureError(Exception):
@@ -156,21 +158,28 @@ def _compare_vectors(
         raise StructureError(f"{quantity}: shapes {actual_shapes}; expected {expected_shapes}")
     if not expected_shapes:
         raise StructureError(f"{quantity}: empty, nothing would be compared")
-    a, e = torch.cat(list(actual)), torch.cat(list(expected))
-    if num_values != a.numel():
-        raise StructureError(f"{quantity}: {a.numel()} values for {num_values} places")
-    difference = _checked_difference(quantity, a, e)
+    a, e = (np.concatenate([tensor.numpy() for tensor in side]) for side in (actual, expected))
+    if num_values != a.size:
+        raise StructureError(f"{quantity}: {a.size} values for {num_values} places")
+    if e.size == 0:
+        raise StructureError(f"{quantity}: empty, nothing would be compared")
+    if not np.isfinite(e).all():
+        raise StructureError(f"{quantity}: the expected value itself is not finite")
+    with np.errstate(all="ignore"):  # a subject's infinities and NaN are measured, not warned about
+        difference = a - e
+        mean, mean_square = float(difference.mean()), float((difference * difference).mean())
+    distance = np.abs(difference)
     return Comparison(
         quantity=quantity,
         part="",
-        num_compared=a.numel(),
-        max=float(difference.abs().max()),
-        rms=float(difference.square().mean().sqrt()),
-        signed_mean=float(difference.mean()),
+        num_compared=a.size,
+        max=float(distance.max()),
+        rms=math.sqrt(mean_square),
+        signed_mean=mean,
         cosine=math.nan,
         norm_ratio=math.nan,
         peak=1.0,
-        worst=_worst_places(difference, a, e, place),
+        worst=_worst_places(distance, a, e, place),
         non_finite=_first_non_finite(a, e, place),
     )
 
@@ -222,9 +231,7 @@ def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor
                 norm_ratio=norm_a / norm_e if norm_e > 0 else math.nan,
                 peak=float(peak[i]) * root / norm_e if norm_e > 0 else 1.0,
                 worst=(Place(place(worst), float(a[part][worst]), float(e[part][worst])),),
-                non_finite=None
-                if all_finite
-                else _first_non_finite(torch.from_numpy(a[part]), torch.from_numpy(e[part]), place),
+                non_finite=None if all_finite else _first_non_finite(a[part], e[part], place),
             )
         )
     return tuple(comparisons)
@@ -244,26 +251,18 @@ def _gradient_place(name: str, columns: int) -> _PlaceName:
     return lambda index: f"{name}[{index // columns}, {index % columns}]"
 
 
-def _checked_difference(what: str, actual: Tensor, expected: Tensor) -> Tensor:
-    if expected.numel() == 0:
-        raise StructureError(f"{what}: empty, nothing would be compared")
-    if not bool(torch.isfinite(expected).all()):
-        raise StructureError(f"{what}: the expected value itself is not finite")
-    return actual - expected
-
-
-def _first_non_finite(actual: Tensor, expected: Tensor, place: _PlaceName) -> Place | None:
-    bad = (~torch.isfinite(actual)).nonzero().reshape(-1)
-    if bad.numel() == 0:
+def _first_non_finite(actual: _Values, expected: _Values, place: _PlaceName) -> Place | None:
+    bad = np.flatnonzero(~np.isfinite(actual))
+    if bad.size == 0:
         return None
     index = int(bad[0])
     return Place(place(index), float(actual[index]), float(expected[index]))
 
 
-def _worst_places(difference: Tensor, actual: Tensor, expected: Tensor, place: _PlaceName) -> tuple[Place, ...]:
-    size = difference.abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    order = size.topk(min(_PLACES_KEPT, size.numel())).indices.tolist()
-    return tuple(Place(place(i), float(actual[i]), float(expected[i])) for i in order)
+def _worst_places(distance: _Values, actual: _Values, expected: _Values, place: _PlaceName) -> tuple[Place, ...]:
+    """The places of the largest distances, NaN before all others."""
+    order = np.argsort(np.where(np.isnan(distance), -np.inf, -distance), kind="stable")[:_PLACES_KEPT]
+    return tuple(Place(place(i), float(actual[i]), float(expected[i])) for i in order.tolist())
 
 
 def completion_name(index: int, num_positives: int) -> str:
