@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -10,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from reports.record import CaseRecord, DtypeName, Environment, ModelRecord, QuantityName, TimingRecord, VerdictName
 from reports.values import Count, Measured, Settings
 
-KILL_MATRIX_VERSION: Literal[1] = 1
-WANTED_MARGIN = 10.0
+KILL_MATRIX_VERSION: Literal[2] = 2
+WANTED_MARGIN: dict[DtypeName, float] = {"float64": 10.0, "float32": 10.0, "bfloat16": 2.0}
 """A fault whose largest difference is less than this many budgets is shown as weakly caught."""
 
-OutcomeName = Literal["killed", "survived", "quiet", "flagged", "error", "inconclusive"]
+OutcomeName = Literal["killed", "survived", "hidden", "quiet", "flagged", "error", "inconclusive"]
 CheckName = QuantityName | Literal["structure", "packed-ran"]
 
-AS_WANTED: dict[str, OutcomeName] = {"fault": "killed", "equivalent": "quiet"}
+AS_WANTED: dict[str, tuple[OutcomeName, ...]] = {"fault": ("killed", "hidden"), "equivalent": ("quiet",)}
 
 
 class _Frozen(BaseModel):
@@ -50,6 +51,10 @@ class MutationRecord(_Frozen):
     bites_where: str
     invisible_where: str
     must_kill: list[str]
+    must_kill_in: list[DtypeName]
+    """Dtypes in which a fault must be caught; in any other it may hide in rounding."""
+    kernel: str = ""
+    """The noisy kernel that it was run in, packed and unpacked passes alike, or ""."""
     dtype: DtypeName
     cases: list[str]
     outcome: OutcomeName
@@ -70,7 +75,9 @@ class MutationRecord(_Frozen):
             raise ValueError(f"{self.name} was run on no case")
         if (self.outcome == "killed") > any(catch.killed for catch in self.catches):
             raise ValueError(f"{self.name} is killed, but no check caught it")
-        if self.outcome in ("killed", "survived") and self.kind != "fault":
+        if self.outcome == "hidden" and self.dtype in self.must_kill_in:
+            raise ValueError(f"{self.name} is hidden in {self.dtype}, where it must be caught")
+        if self.outcome in ("killed", "survived", "hidden") and self.kind != "fault":
             raise ValueError(f"{self.name} is {self.outcome}, but no fault")
         if self.outcome in ("quiet", "flagged") and self.kind != "equivalent":
             raise ValueError(f"{self.name} is {self.outcome}, but no equivalent mutant")
@@ -79,18 +86,42 @@ class MutationRecord(_Frozen):
     @property
     def as_wanted(self) -> bool:
         """Whether the checks did what they must."""
-        return self.outcome == AS_WANTED[self.kind]
+        return self.outcome in AS_WANTED[self.kind]
+
+    @property
+    def label(self) -> str:
+        """Its name, with the kernel that it was run in where that is not the ordinary one."""
+        return f"{self.name} in {self.kernel}" if self.kernel else self.name
+
+    @property
+    def deciding_margin(self) -> float:
+        """That of the case that showed it least; in bfloat16, where one case is enough, that of the case that did most.
+
+        Infinite where a check without a budget caught it: such a check knows no "nearly".
+        """
+        if any(catch.killed and not catch.distance for catch in self.catches):
+            return math.inf
+        return self.margin if self.dtype == "bfloat16" else self.weakest_margin
 
     @property
     def weak(self) -> bool:
-        """Caught by parity, but with less margin than wanted on some case."""
-        return self.outcome == "killed" and "parity" in self.must_kill and not self.weakest_margin >= WANTED_MARGIN
+        """Caught, but with less margin than wanted."""
+        return self.outcome == "killed" and not self.deciding_margin >= WANTED_MARGIN[self.dtype]
+
+
+class KernelRecord(_Frozen):
+    """A harmless property of kernels that some mutations were run in."""
+
+    name: str
+    what: str
+    why_harmless: str
+    imitates: list[str]
 
 
 class KillMatrix(_Frozen):
     """One run of the fault catalogue."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     kind: Literal["kill-matrix"] = "kill-matrix"
     tool_version: str
     command: list[str]
@@ -104,6 +135,7 @@ class KillMatrix(_Frozen):
     num_compared: Count
     cases: list[CaseRecord]
     mutations: list[MutationRecord]
+    kernels: list[KernelRecord]
     timing: TimingRecord
     notes: list[str]
 

@@ -36,6 +36,7 @@ def render(matrix: KillMatrix) -> str:
             legend=kill_matrix_overview.LEGEND,
             attention=kill_matrix_overview.needs_attention(matrix),
             weak=kill_matrix_overview.weak(matrix),
+            hidden=kill_matrix_overview.hidden(matrix),
             alone=kill_matrix_overview.sole_checks(matrix),
             depth=words.depth(matrix.model),
             objective=words.setting(matrix.objective),

@@ -9,6 +9,7 @@ from reports.kill_matrix_overview import (
     COLUMNS,
     LEGEND,
     closing_line,
+    hidden,
     mark,
     needs_attention,
     sole_checks,
@@ -40,18 +41,24 @@ def _blocks(matrix: KillMatrix) -> Iterable[str]:
     )
     if attention := needs_attention(matrix):
         yield "## Not as it must be"
-        yield _bullets(f"{m.outcome}: {m.name}, {m.dtype}: {m.what} {'; '.join(m.reasons)}" for m in attention)
+        yield _bullets(f"{m.outcome}: {m.label}, {m.dtype}: {m.what} {'; '.join(m.reasons)}" for m in attention)
     if weakly := weak(matrix):
         yield "## Caught with less margin than wanted"
-        yield _bullets(f"{m.name}, {m.dtype}: {number(m.weakest_margin)} on case {m.weakest_case}" for m in weakly)
+        yield _bullets(f"{m.label}, {m.dtype}: {number(m.deciding_margin)}" for m in weakly)
+    if invisible := hidden(matrix):
+        yield "## Hidden by rounding, as expected"
+        yield _bullets(f"{m.label}, {m.dtype}: {number(m.margin)}; {m.invisible_where}" for m in invisible)
     if alone := sole_checks(matrix):
         yield "## Caught by one check alone"
         yield _bullets(f"{check}: {', '.join(names)}" for check, names in alone.items())
     yield "## Planted faults"
     yield _table(matrix.of_kind("fault"))
     yield LEGEND
-    yield "## Equivalent mutants"
+    yield "## Harmless changes"
     yield _table(matrix.of_kind("equivalent"))
+    if matrix.kernels:
+        yield "## Noisy kernels"
+        yield _bullets(f"{kernel.name}: {kernel.what} Harmless: {kernel.why_harmless}." for kernel in matrix.kernels)
     yield "## What they are"
     yield "\n".join(
         ["| name | what is different | what it does to values | imitates |", "| --- | --- | --- | --- |"]
@@ -80,7 +87,7 @@ def _table(mutations: Sequence[MutationRecord]) -> str:
     for m in mutations:
         outcome = m.outcome if m.as_wanted else f"**{m.outcome}**"
         worst = strongest(m)
-        cells = [escape(m.name), m.stage, m.dtype, outcome, number(m.margin), number(m.weakest_margin)]
+        cells = [escape(m.label), m.stage, m.dtype, outcome, number(m.margin), number(m.weakest_margin)]
         cells += [mark(m, check) for check in COLUMNS]
         cells.append(escape(f"{worst.case}: {worst.where}" if worst and worst.case else worst.where if worst else NONE))
         lines.append(f"| {' | '.join(cells)} |")

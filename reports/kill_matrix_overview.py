@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -39,35 +40,52 @@ def strongest(mutation: MutationRecord) -> CatchRecord | None:
     return max(killing, key=lambda catch: catch.margin, default=None)
 
 
+def margin_words(mutation: MutationRecord) -> str:
+    """Measured / budget on the case that showed it most, and on the one that showed it least."""
+    return f"{number(mutation.margin)}, {number(mutation.weakest_margin)} on case {mutation.weakest_case or NONE}"
+
+
 def needs_attention(matrix: KillMatrix) -> Sequence[MutationRecord]:
-    """Faults that were not killed, equivalent mutants that were not left alone."""
+    """Faults that were not killed where they must be, harmless changes that were not left alone."""
     return [mutation for mutation in matrix.mutations if not mutation.as_wanted]
 
 
 def weak(matrix: KillMatrix) -> Sequence[MutationRecord]:
-    """Killed faults with less margin than wanted on some case, weakest first."""
-    return sorted((m for m in matrix.mutations if m.weak), key=lambda m: m.weakest_margin)
+    """Killed faults with less margin than wanted, weakest first."""
+    return sorted((m for m in matrix.mutations if m.weak), key=lambda m: m.deciding_margin)
+
+
+def hidden(matrix: KillMatrix) -> Sequence[MutationRecord]:
+    """Faults that were not caught in a dtype whose rounding hides them."""
+    return [mutation for mutation in matrix.mutations if mutation.outcome == "hidden"]
 
 
 def sole_checks(matrix: KillMatrix) -> dict[str, list[str]]:
     """Family of checks to the faults that nothing else caught, in order of the families met."""
     alone: dict[str, list[str]] = {}
     for mutation in matrix.of_kind("fault"):
-        if mutation.sole_check and mutation.name not in alone.setdefault(mutation.sole_check, []):
-            alone[mutation.sole_check].append(mutation.name)
+        if mutation.sole_check and mutation.label not in alone.setdefault(mutation.sole_check, []):
+            alone[mutation.sole_check].append(mutation.label)
     return alone
 
 
 def closing_line(matrix: KillMatrix) -> str:
-    """The whole run in one line."""
+    """The whole run in one line: what was caught, with how much to spare, and what was left alone."""
     faults, controls = matrix.of_kind("fault"), matrix.of_kind("equivalent")
     outcomes = Counter(mutation.outcome for mutation in matrix.mutations)
-    parts = [f"{outcomes['killed']} of {plural(len(faults), 'planted fault')} killed"]
-    parts.append(f"{outcomes['flagged']} of {plural(len(controls), 'equivalent mutant')} flagged")
+    expected = len(faults) - outcomes["hidden"]
+    parts = [f"{outcomes['killed']} of {plural(expected, 'planted fault')} killed"] if expected else []
+    if outcomes["hidden"]:
+        parts.append(f"{outcomes['hidden']} hidden by rounding, as expected")
+    parts.append(f"{outcomes['flagged']} of {plural(len(controls), 'harmless change')} flagged")
     parts += [f"{outcomes[name]} {name}" for name in ("error", "inconclusive") if outcomes[name]]
-    by_parity = [m.weakest_margin for m in faults if m.outcome == "killed" and "parity" in m.must_kill]
-    if by_parity:
-        parts.append(f"smallest fault / budget {number(min(by_parity))} (wanted: {number(WANTED_MARGIN)})")
+    for dtype, wanted in WANTED_MARGIN.items():
+        killed = [m for m in faults if m.outcome == "killed" and m.dtype == dtype]
+        margins = [m.deciding_margin for m in killed if math.isfinite(m.deciding_margin)]
+        if margins:
+            below = sum(mutation.weak for mutation in killed)
+            short = f", {below} BELOW" if below else ""
+            parts.append(f"smallest fault / budget in {dtype} {number(min(margins))} (wanted: {number(wanted)}{short})")
     if controls:
-        parts.append(f"largest equivalent / budget {number(max(m.margin for m in controls))}")
+        parts.append(f"largest harmless / budget {number(max(m.margin for m in controls))}")
     return ", ".join(parts)

@@ -11,12 +11,12 @@ from reports.kill_matrix import KILL_MATRIX_VERSION, KillMatrix
 from reports.store import RecordError, parse_json, problems_of, write_together
 
 KILL_MATRIX_FILE = "kill-matrix.json"
-KILL_MATRIX_FILES = ("kill-matrix.md", "kill-matrix.html", KILL_MATRIX_FILE)
+KILL_MATRIX_FILES = ("kill-matrix.md", "kill-matrix.html", "kill-matrix.xml", KILL_MATRIX_FILE)
 """In the order in which they are put in place."""
 
 
 def write_kill_matrix(matrix: KillMatrix, out_dir: Path) -> tuple[Path, ...]:
-    """Write the kill matrix as Markdown, HTML and JSON.
+    """Write the kill matrix as Markdown, HTML, JUnit XML and JSON.
 
     Args:
         matrix: What to write.
@@ -28,9 +28,15 @@ def write_kill_matrix(matrix: KillMatrix, out_dir: Path) -> tuple[Path, ...]:
     Raises:
         OutputError: The folder cannot be written.
     """
-    from reports import kill_matrix_html, kill_matrix_markdown  # whoever only reads should not wait for templates
+    # Whoever only reads should not wait for templates.
+    from reports import kill_matrix_html, kill_matrix_junit, kill_matrix_markdown
 
-    texts = (kill_matrix_markdown.render(matrix), kill_matrix_html.render(matrix), kill_matrix_json(matrix))
+    texts = (
+        kill_matrix_markdown.render(matrix),
+        kill_matrix_html.render(matrix),
+        kill_matrix_junit.render(matrix),
+        kill_matrix_json(matrix),
+    )
     return write_together(dict(zip(KILL_MATRIX_FILES, texts, strict=True)), out_dir, KILL_MATRIX_FILES)
 
 

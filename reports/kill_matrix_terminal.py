@@ -10,7 +10,16 @@ from rich.text import Text
 
 from reports.breakable import Breakable
 from reports.kill_matrix import KillMatrix, MutationRecord
-from reports.kill_matrix_overview import COLUMNS, LEGEND, closing_line, mark, needs_attention, sole_checks, weak
+from reports.kill_matrix_overview import (
+    COLUMNS,
+    LEGEND,
+    closing_line,
+    hidden,
+    mark,
+    needs_attention,
+    sole_checks,
+    weak,
+)
 from reports.words import number, printable
 
 _GOOD, _BAD = "green", "bold red"
@@ -35,22 +44,26 @@ def render(matrix: KillMatrix) -> RenderableType:
         matrix: What to show.
 
     Returns:
-        The matrix, what needs attention, weakly caught faults, faults that one check alone catches, a closing line.
+        The matrix, what needs attention, faults caught weakly, not at all or by one check alone, a closing line.
     """
     parts: list[RenderableType] = [_table(matrix, dtype) for dtype in dict.fromkeys(m.dtype for m in matrix.mutations)]
     headings = ", ".join(f"{heading} {COLUMNS[check]}" for check, heading in _HEADINGS.items())
     parts.append(Text(f"{headings}\n{LEGEND}", style="dim"))
     for mutation in needs_attention(matrix):
-        parts += [Text(), Text(printable(f"{mutation.outcome}: {mutation.name}, {mutation.dtype}"), style=_BAD)]
+        parts += [Text(), Text(printable(f"{mutation.outcome}: {mutation.label}, {mutation.dtype}"), style=_BAD)]
         parts.append(_indented([mutation.what, *mutation.reasons]))
     if weakly := weak(matrix):
         parts += [Text("\nCaught with less margin than wanted", style="bold")]
-        parts.append(
-            _indented([f"{m.name}, {m.dtype}: {number(m.weakest_margin)} on case {m.weakest_case}" for m in weakly])
-        )
+        parts.append(_indented([f"{m.label}, {m.dtype}: {number(m.deciding_margin)}" for m in weakly]))
+    if invisible := hidden(matrix):
+        parts += [Text("\nHidden by rounding, as expected", style="bold")]
+        parts.append(_indented([f"{m.label}, {m.dtype}: {number(m.margin)}" for m in invisible]))
     if alone := sole_checks(matrix):
         parts += [Text("\nCaught by one check alone", style="bold")]
         parts.append(_indented([f"{check}: {', '.join(names)}" for check, names in alone.items()]))
+    if matrix.kernels:
+        parts += [Text("\nNoisy kernels", style="bold")]
+        parts.append(_indented([f"{kernel.name}: {kernel.what}" for kernel in matrix.kernels]))
     if matrix.notes:
         parts += [Text("\nNotes", style="bold"), _indented(matrix.notes)]
     style = _GOOD if matrix.verdict == "PASS" else _BAD
@@ -68,7 +81,7 @@ def _table(matrix: KillMatrix, dtype: str) -> Table:
         table.add_column(heading, no_wrap=True)
     for mutation in (m for m in matrix.mutations if m.dtype == dtype):
         table.add_row(
-            Breakable(mutation.name),
+            Breakable(mutation.label),
             _outcome(mutation),
             number(mutation.margin),
             number(mutation.weakest_margin),

@@ -7,14 +7,15 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
-from reports import kill_matrix_html, kill_matrix_markdown
-from reports.kill_matrix import CatchRecord, KillMatrix, MutationRecord
-from reports.kill_matrix_overview import COLUMNS, closing_line, mark, needs_attention, sole_checks, weak
+from reports import kill_matrix_html, kill_matrix_junit, kill_matrix_markdown
+from reports.kill_matrix import CatchRecord, KernelRecord, KillMatrix, MutationRecord
+from reports.kill_matrix_overview import COLUMNS, closing_line, hidden, mark, needs_attention, sole_checks, weak
 from reports.kill_matrix_store import KILL_MATRIX_FILE, kill_matrix_json, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
 from reports.record import CaseRecord, Environment, GroupRecord, ModelRecord, TimingRecord
@@ -40,6 +41,7 @@ def mutation(name: str, **changes: Any) -> MutationRecord:
         "bites_where": "everywhere",
         "invisible_where": "",
         "must_kill": ["parity"],
+        "must_kill_in": ["float64", "float32"],
         "dtype": "float32",
         "cases": ["balanced"],
         "outcome": "killed",
@@ -106,13 +108,22 @@ def matrix(*mutations: MutationRecord, verdict: str = "PASS") -> KillMatrix:
             "num_compared": 1234,
             "cases": [CaseRecord(name="balanced", why="an ordinary pair", groups=[group])],
             "mutations": list(mutations),
+            "kernels": [
+                KernelRecord(name="jittery", what="Gradients jitter.", why_harmless="repeats differ", imitates=["A59"])
+            ],
             "timing": TimingRecord(total_s=40.0, import_s=2.0, model_passes_s=30.0, peak_host_bytes=1),
             "notes": [],
         }
     )
 
 
-BAD = matrix(KILLED, WEAK, UNPACKED, QUIET, SURVIVED, FLAGGED, verdict="FAIL")
+HIDDEN = mutation(
+    "in-rounding", dtype="bfloat16", outcome="hidden", margin=0.3, weakest_margin=0.2, sole_check="", catches=[],
+    invisible_where="bfloat16", reasons=["parity passes on case balanced"],
+)  # fmt: skip
+IN_KERNEL = mutation("padding", kind="equivalent", outcome="quiet", must_kill=[], margin=0.4, sole_check="", catches=[],
+                     kernel="jittery")  # fmt: skip
+BAD = matrix(KILLED, WEAK, UNPACKED, QUIET, SURVIVED, FLAGGED, HIDDEN, IN_KERNEL, verdict="FAIL")
 
 
 @pytest.mark.parametrize("mutations", [(), (KILLED, SURVIVED), (KILLED, FLAGGED)], ids=["empty", "survivor", "alarm"])
@@ -129,6 +140,7 @@ def test_a_pass_over_nothing_or_beside_a_survivor_is_refused(mutations: tuple[Mu
         ({"cases": []}, "was run on no case"),
         ({"kind": "equivalent"}, "is killed, but no fault"),
         ({"outcome": "quiet"}, "is quiet, but no equivalent mutant"),
+        ({"outcome": "hidden"}, "is hidden in float32, where it must be caught"),
     ],
 )
 def test_an_outcome_that_nothing_supports_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -146,6 +158,7 @@ def test_what_needs_attention_and_what_is_weak() -> None:
     assert [m.name for m in needs_attention(BAD)] == [HOSTILE, "alarm"]
     assert [m.name for m in weak(BAD)] == ["gradients-in-bfloat16"]
     assert [m.name for m in weak(matrix(mutation("nan", weakest_margin=math.nan)))] == ["nan"]
+    assert hidden(BAD) == [HIDDEN]
     assert sole_checks(BAD) == {
         "log-probs": ["causal-mask-only", "gradients-in-bfloat16"],
         "packed path ran": ["falls-back"],
@@ -154,8 +167,8 @@ def test_what_needs_attention_and_what_is_weak() -> None:
 
 def test_the_closing_line_counts_and_names_both_margins() -> None:
     assert closing_line(BAD) == (
-        "3 of 4 planted faults killed, 1 of 2 equivalent mutants flagged, "
-        "smallest fault / budget 3.00 (wanted: 10.0), largest equivalent / budget 2.20"
+        "3 of 4 planted faults killed, 1 hidden by rounding, as expected, 1 of 3 harmless changes flagged, "
+        "smallest fault / budget in float32 3.00 (wanted: 10.0, 1 BELOW), largest harmless / budget 2.20"
     )
 
 
@@ -167,11 +180,41 @@ def test_every_rendering_shows_verdict_faults_and_survivors_and_escapes_names() 
         assert "FAIL" in text
         assert "causal-mask-only" in text
         assert "parity passes on case balanced" in text
+        assert "Hidden by rounding, as expected" in text
+        assert "Gradients jitter." in text
         assert "\x1b" not in text
     assert "<script>" not in html
     assert "<script>" not in markdown
     assert "Caught with less margin than wanted" in html
     assert all(len(line) <= 80 for line in terminal.splitlines())
+
+
+def test_in_bfloat16_one_case_is_enough_and_less_margin_is_wanted() -> None:
+    """There rounding may hide a fault on one case; elsewhere the case that shows it least decides."""
+    half = {"dtype": "bfloat16", "must_kill_in": ["bfloat16"]}
+    assert not mutation("m", margin=2.5, weakest_margin=0.1, **half).weak
+    assert mutation("m", margin=1.5, weakest_margin=1.5, **half).weak
+    assert mutation("m", margin=500.0, weakest_margin=9.9).weak
+    assert not mutation("m", margin=500.0, weakest_margin=10.0).weak
+    exact = [catch("structure", "", True, math.inf)]
+    assert not mutation("m", margin=1.5, weakest_margin=1.5, catches=exact).weak
+
+
+def test_junit_has_a_test_for_each_fault_and_dtype_and_is_red_where_the_run_is() -> None:
+    suites = ElementTree.fromstring(kill_matrix_junit.render(BAD))
+    counts = {name: suites.get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "8", "failures": "2", "errors": "0", "skipped": "1"}
+    tests = {(t.get("classname"), t.get("name")): t for t in suites.iter("testcase")}
+    assert len(tests) == 8
+    assert list(tests["fault.float32", "causal-mask-only"]) == []
+    assert tests["equivalent.float32", "padding in jittery"] is not None
+    (skipped,) = tests["fault.bfloat16", "in-rounding"]
+    assert (skipped.tag, skipped.get("message")) == ("skipped", "hidden; parity passes on case balanced")
+    (failure,) = tests["equivalent.float32", "alarm"]
+    assert (failure.tag, failure.get("message")) == ("failure", "flagged")
+    assert "The mask is causal." in (failure.text or "")
+    nothing_shown = ElementTree.fromstring(kill_matrix_junit.render(matrix(HIDDEN, verdict="NOT_APPLICABLE")))
+    assert nothing_shown.get("errors") == "1"
 
 
 def test_a_terminal_of_80_columns_shows_names_whole() -> None:
@@ -183,7 +226,12 @@ def test_a_terminal_of_80_columns_shows_names_whole() -> None:
 
 def test_files_are_written_together_and_read_back(tmp_path: Path) -> None:
     paths = write_kill_matrix(BAD, tmp_path)
-    assert [path.name for path in paths] == ["kill-matrix.md", "kill-matrix.html", "kill-matrix.json"]
+    assert [path.name for path in paths] == [
+        "kill-matrix.md",
+        "kill-matrix.html",
+        "kill-matrix.xml",
+        "kill-matrix.json",
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
     assert read_kill_matrix(tmp_path) == BAD
     infinite = matrix(mutation("nan-gradients", margin=math.inf))
@@ -200,9 +248,9 @@ def test_results_of_a_check_in_the_same_folder_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "record"}, "this program reads a kill-matrix of version 1"),
-        ({"schema_version": 2}, "this program reads a kill-matrix of version 1"),
-        ({"schema_version": True}, "this program reads a kill-matrix of version 1"),
+        ({"kind": "record"}, "this program reads a kill-matrix of version 2"),
+        ({"schema_version": 1}, "this program reads a kill-matrix of version 2"),
+        ({"schema_version": True}, "this program reads a kill-matrix of version 2"),
         ({"surprise": 1}, "surprise: unknown field"),
         ({"verdict": "PASS"}, "PASS, but nothing was planted"),
     ],

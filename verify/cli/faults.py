@@ -25,8 +25,8 @@ def faults(
 ) -> None:
     """Prove that the checks can fail: plant known faults in the packed step, one at a time.
 
-    FAIL (exit status 1) if a fault survives, or if an equivalent mutant is flagged. In bfloat16 many faults are smaller
-    than rounding: float32, the default, and float64 are where the checks are sharp.
+    FAIL (exit status 1) if a fault survives, or if a harmless change is flagged. float64 and float32, the default, are
+    where the checks are sharp; some faults are smaller than the rounding of bfloat16.
     """
     from verify.cli.app import STARTED
 
@@ -37,7 +37,8 @@ def faults(
     from reports.kill_matrix_terminal import print_kill_matrix
     from reports.store import check_writable, discard_results
     from verify.cli.progress import show_progress
-    from verify.fault_run import FaultOptions, prepare_faults, run_faults
+    from verify.fault_request import FaultOptions, prepare_faults
+    from verify.fault_run import run_faults
     from verify.verdict import Verdict, exit_status
 
     options = FaultOptions(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import PADDED_ROW, REJECTED_OF_TWO
-from verify.faults.fault import ROW_PER_GROUP, Fault
+from verify.faults.fault import ROUNDING_IN_BFLOAT16, ROW_PER_GROUP, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Activations
 
@@ -217,6 +217,7 @@ FAULTS = (
         imitates=("A42", "A60"),
         signature="all tokens off by a part in a hundred, no structure",
         invisible_where="bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="adapter-scaling-ignored",

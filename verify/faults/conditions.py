@@ -108,6 +108,10 @@ def _long_prompt(case: Case) -> bool:
     return any(len(group.prompt_ids) > 16 for group in case.groups)
 
 
+def _saves_200_slots(case: Case) -> bool:
+    return sum(len(group.prompt_ids) for group in case.groups) > 200
+
+
 def _pair_of_equal_lengths(case: Case) -> bool:
     return all(_chosen(group) == _rejected(group) for group in case.groups)
 
@@ -169,6 +173,7 @@ LONGER_REJECTED = Condition("a rejected response is longer than the chosen one",
 PROMPT_OF_TWO = Condition("a prompt has two or more tokens", _prompt_of_two)
 PROMPT_OF_TWO_KINDS = Condition("a prompt holds two different tokens", _prompt_of_two_kinds)
 LONG_PROMPT = Condition("a prompt has more than 16 tokens", _long_prompt)
+SAVES_200_SLOTS = Condition("sharing prompts saves more than 200 slots", _saves_200_slots)
 PAIR_OF_EQUAL_LENGTHS = Condition("both responses of every pair have the same length", _pair_of_equal_lengths)
 SHORTER_CHOSEN = Condition("the first chosen response is shorter than the longest response", _shorter_chosen)
 BEYOND_256 = Condition("positions go beyond 256", _beyond_256)

@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.faults.conditions import PADDED_ROW, PROMPT_OF_TWO, SEVERAL_GROUPS, TREES_NEAR_THE_START
+from verify.faults.conditions import (
+    MORE_THAN_64_TOKENS,
+    PADDED_ROW,
+    PROMPT_OF_TWO,
+    SAVES_200_SLOTS,
+    SEVERAL_GROUPS,
+    TREES_NEAR_THE_START,
+)
 from verify.faults.fault import ROW_PER_GROUP, EquivalentMutant
 from verify.faults.layout import padding_behind
-from verify.faults.rows import Piece, Rows, padded
+from verify.faults.rows import Piece, Rows, padded, root_of
 from verify.faults.stages import (
     Accumulation,
     Forward,
@@ -26,8 +33,6 @@ from verify.faults.stages import (
     TokenLogps,
 )
 from verify.groups import PreferenceGroup
-
-_CHUNK = 7
 
 
 def unchanged(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
@@ -83,16 +88,33 @@ def prompt_in_two_segments(honest: Layout, groups: Sequence[PreferenceGroup]) ->
     return Rows(tuple(rows))
 
 
-def _three(rows: Rows) -> int:
-    return 3
+def rows_reordered(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """The last row first; each piece keeps the number of its completion."""
+    return Rows(tuple(reversed(honest(groups).rows)))
 
 
-def padding_in_front(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+def groups_reordered(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """The last tree of a row first; each piece keeps the number of its completion."""
+    return Rows(tuple(_last_tree_first(row) for row in honest(groups).rows))
+
+
+def _last_tree_first(row: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    order = sorted(range(len(row)), key=lambda index: (-root_of(row, index), index))
+    moved = {old: new for new, old in enumerate(order)}
+    pieces = [row[index] for index in order]
+    return tuple(replace(p, parent=None if p.parent is None else moved[p.parent]) for p in pieces)
+
+
+def _as_many(amount: int, rows: Rows) -> int:
+    return amount
+
+
+def padding_in_front(amount: int, honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
     """A root of padding before the first tree."""
     rows = []
     for row in honest(groups).rows:
         moved = tuple(replace(piece, parent=None if piece.parent is None else piece.parent + 1) for piece in row)
-        rows.append((Piece((0, 0), None, is_padding=True), *moved))
+        rows.append((Piece((0,) * amount, None, is_padding=True), *moved))
     return Rows(tuple(rows))
 
 
@@ -111,10 +133,10 @@ def padding_sees_everything(honest: Mask, rows: Rows) -> Tensor:
     return honest(rows) | rows.padding[:, :, None]
 
 
-def in_chunks(honest: TokenLogps, logits: Tensor, token_ids: Tensor) -> Tensor:
+def in_chunks(size: int, honest: TokenLogps, logits: Tensor, token_ids: Tensor) -> Tensor:
     """A few predictions at a time."""
     return torch.cat(
-        [honest(*part) for part in zip(torch.split(logits, _CHUNK), torch.split(token_ids, _CHUNK), strict=True)]
+        [honest(*part) for part in zip(torch.split(logits, size), torch.split(token_ids, size), strict=True)]
     )
 
 
@@ -177,6 +199,23 @@ EQUIVALENT_MUTANTS = (
         why_equal="branches do not see each other, so their order in the row is free",
     ),
     EquivalentMutant(
+        name="rows-reordered",
+        stage="layout",
+        replacement=rows_reordered,
+        what="The last row of the batch comes first and the map follows.",
+        bites_where=SEVERAL_GROUPS,
+        packing=ROW_PER_GROUP,
+        why_equal="rows do not see each other, so their order in the batch is free",
+    ),
+    EquivalentMutant(
+        name="groups-reordered",
+        stage="layout",
+        replacement=groups_reordered,
+        what="The last tree of a row comes first and the map follows.",
+        bites_where=SEVERAL_GROUPS,
+        why_equal="trees do not see each other, so their order in the row is free",
+    ),
+    EquivalentMutant(
         name="prompt-in-two-segments",
         stage="layout",
         replacement=prompt_in_two_segments,
@@ -187,17 +226,35 @@ EQUIVALENT_MUTANTS = (
     EquivalentMutant(
         name="padding-behind",
         stage="layout",
-        replacement=partial(padding_behind, _three),
+        replacement=partial(padding_behind, partial(_as_many, 3)),
         what="Rows end in three slots of padding.",
         imitates=("A62", "A74"),
         why_equal="nothing attends to padding",
     ),
     EquivalentMutant(
+        name="much-padding-behind",
+        stage="layout",
+        replacement=partial(padding_behind, partial(_as_many, 200)),
+        what="Rows end in 200 slots of padding.",
+        imitates=("A62", "A74"),
+        bites_where=SAVES_200_SLOTS,
+        why_equal="nothing attends to padding, however much there is",
+    ),
+    EquivalentMutant(
         name="padding-in-front",
         stage="layout",
-        replacement=padding_in_front,
+        replacement=partial(padding_in_front, 2),
         what="Rows start with two slots of padding.",
         imitates=("A22", "A62"),
+        why_equal="nothing attends to padding, and positions are counted on paths",
+    ),
+    EquivalentMutant(
+        name="much-padding-in-front",
+        stage="layout",
+        replacement=partial(padding_in_front, 200),
+        what="Rows start with 200 slots of padding.",
+        imitates=("A22", "A62"),
+        bites_where=SAVES_200_SLOTS,
         why_equal="nothing attends to padding, and positions are counted on paths",
     ),
     EquivalentMutant(
@@ -223,9 +280,25 @@ EQUIVALENT_MUTANTS = (
     EquivalentMutant(
         name="logits-in-chunks",
         stage="token_logps",
-        replacement=in_chunks,
-        what=f"Log-probs are taken {_CHUNK} predictions at a time.",
+        replacement=partial(in_chunks, 7),
+        what="Log-probs are taken 7 predictions at a time.",
         why_equal="each prediction has its own softmax",
+    ),
+    EquivalentMutant(
+        name="logits-one-by-one",
+        stage="token_logps",
+        replacement=partial(in_chunks, 1),
+        what="Log-probs are taken one prediction at a time.",
+        why_equal="each prediction has its own softmax",
+    ),
+    EquivalentMutant(
+        name="logits-in-chunks-of-64",
+        stage="token_logps",
+        replacement=partial(in_chunks, 64),
+        what="Log-probs are taken 64 predictions at a time.",
+        imitates=("A57",),
+        bites_where=MORE_THAN_64_TOKENS,
+        why_equal="each prediction has its own softmax, and the labels go with their chunk",
     ),
     EquivalentMutant(
         name="logits-moved",

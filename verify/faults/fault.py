@@ -9,9 +9,12 @@ from typing import Any, Literal, get_args
 from verify.cases import Case
 from verify.faults.conditions import EVERYWHERE, Condition
 from verify.faults.stages import STAGES, StageName
+from verify.models.request import DTYPES
 
 CheckName = Literal["parity", "packed-ran"]
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
+ROUNDING_IN_BFLOAT16 = ("float64", "float32")
+"""Where a fault shows that is no larger than the rounding of a bfloat16 model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +82,25 @@ class Fault(Mutation):
         signature: Which tokens or tensors are off, and roughly by how much.
         invisible_where: Where no comparison of values can see it.
         must_kill: The checks that must catch it.
+        dtypes: The dtypes in which it must be caught. In any other it is run as well, and shown, but nothing is
+            expected: there rounding is as large as the fault.
 
     Raises:
-        ValueError: As for any mutation, or no check, or an unknown one, must catch it.
+        ValueError: As for any mutation; or no check must catch it, or in no dtype, or in an unknown one.
     """
 
     signature: str
     invisible_where: str = ""
     must_kill: tuple[CheckName, ...] = ("parity",)
+    dtypes: tuple[str, ...] = tuple(DTYPES)
 
     def __post_init__(self) -> None:
         Mutation.__post_init__(self)  # super() without arguments does not know a class made anew for its slots
         _check_text(self, "signature", "invisible_where")
         if not self.must_kill or not set(self.must_kill) <= set(CHECKS):
             raise ValueError(f"fault {self.name}: must_kill is {self.must_kill!r}: give some of {', '.join(CHECKS)}")
+        if not self.dtypes or not set(self.dtypes) <= set(DTYPES):
+            raise ValueError(f"fault {self.name}: dtypes is {self.dtypes!r}: give some of {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

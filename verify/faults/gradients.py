@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import BRANCH_ON_A_BLOCK, RAGGED_ROW
-from verify.faults.fault import Fault
+from verify.faults.fault import ROUNDING_IN_BFLOAT16, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Gradients
 
@@ -155,6 +155,7 @@ FAULTS = (
         imitates=("A67",),
         signature="loss exact, every gradient element off by up to 0.4 %",
         invisible_where=_FORWARD + "; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="gradient-slice-stale",
@@ -173,6 +174,7 @@ FAULTS = (
         imitates=("A51",),
         signature="loss exact, one tensor off by one ratio",
         invisible_where=_FORWARD + "; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="factor-b-doubled",

@@ -32,11 +32,17 @@ FAMILIES: dict[Check, str] = {
 """Checks that follow from one another count as one."""
 
 
+EVERY_CASE_COUNTS = ("float64", "float32")
+"""Where a fault has to be caught on every case it was run on. In bfloat16 a small case may drown in rounding."""
+
+
 class Outcome(Enum):
     """What became of a planted mutation."""
 
     KILLED = "killed"
     SURVIVED = "survived"
+    HIDDEN = "hidden"
+    """A fault that was not caught, in a dtype in which its own description says that rounding hides it."""
     QUIET = "quiet"
     FLAGGED = "flagged"
     ERROR = "error"
@@ -44,11 +50,15 @@ class Outcome(Enum):
 
     @property
     def verdict(self) -> Verdict:
-        """PASS where the checks did what they must: kill a fault, leave an equivalent mutant alone."""
+        """PASS where the checks did what they must: kill a fault, leave an equivalent mutant alone.
+
+        NOT_APPLICABLE where nothing was expected of them.
+        """
         return {
             Outcome.KILLED: Verdict.PASS,
             Outcome.QUIET: Verdict.PASS,
             Outcome.SURVIVED: Verdict.FAIL,
+            Outcome.HIDDEN: Verdict.NOT_APPLICABLE,
             Outcome.FLAGGED: Verdict.FAIL,
             Outcome.ERROR: Verdict.ERROR,
             Outcome.INCONCLUSIVE: Verdict.INCONCLUSIVE,
@@ -116,8 +126,10 @@ class Kill:
 def kill_of(mutation: Mutation, summary: Summary) -> Kill:
     """What became of one mutation.
 
-    A fault has to be caught on every case it was run on, since each has what the fault needs to bite: a case that
-    passes means that the fault's own description is wrong, or the check blind.
+    A fault has to be caught on every case it was run on, by every check that must catch it, since each case has what
+    the fault needs to bite: one that passes means that the fault's own description is wrong, or the check blind. In
+    bfloat16 rounding may hide a fault from a check or on a case: there one check has to catch it on one case, and so
+    fail the run.
 
     Args:
         mutation: The mutation.
@@ -153,14 +165,17 @@ def _outcome(mutation: Mutation, results: Sequence[Result], summary: Summary) ->
         if unproven := [result for result in results if result.verdict is verdict]:
             return outcome, _by_reason(unproven)
     if not isinstance(mutation, Fault):
-        flagged = _by_reason([result for result in results if result.verdict is Verdict.FAIL])
+        flagged = [*_by_reason([result for result in results if result.verdict is Verdict.FAIL]), *summary.reasons]
         return (Outcome.FLAGGED, flagged) if flagged else (Outcome.QUIET, [])
     missed = []
     if "parity" in mutation.must_kill:
         missed += [f"parity passes on case {result.case}" for result in results if result.verdict is Verdict.PASS]
     if "packed-ran" in mutation.must_kill and not summary.reasons:
         missed.append("the proof that the packed path ran sees nothing")
-    return (Outcome.SURVIVED, missed) if missed else (Outcome.KILLED, [])
+    caught_once = bool(summary.reasons) or any(result.verdict is Verdict.FAIL for result in results)
+    if not missed or (caught_once and summary.dtype not in EVERY_CASE_COUNTS):
+        return Outcome.KILLED, []
+    return (Outcome.SURVIVED if summary.dtype in mutation.dtypes else Outcome.HIDDEN), missed
 
 
 def _by_reason(results: Sequence[Result]) -> list[str]:

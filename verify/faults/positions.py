@@ -115,7 +115,6 @@ FAULTS = (
         imitates=("A20", "A75"),
         bites_where=REJECTED_OF_TWO,
         signature="chosen exact, rejected off by a tenth of a nat to nats; in bfloat16 2 to 12 times its noise",
-        invisible_where="bfloat16, nearly",
     ),
     Fault(
         name="branch-positions-one-early",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import BRANCH_OF_TWO, SEVERAL_GROUPS
-from verify.faults.fault import Fault
+from verify.faults.fault import ROUNDING_IN_BFLOAT16, Fault
 from verify.faults.rows import Piece, Rows, padded
 from verify.faults.stages import Forward, Reference
 
@@ -134,6 +134,7 @@ FAULTS = (
         imitates=("A42",),
         signature="policy exact; reference off by 0.05 %, both signs, no structure",
         invisible_where="bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="reference-of-next-group",
@@ -171,6 +172,7 @@ FAULTS = (
         imitates=("A44",),
         signature="policy exact; all reference log-probs off by noise without structure",
         invisible_where="dropout of 0; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="reference-in-unpacked-rows",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import BRANCH_OF_TWO, MORE_THAN_64_TOKENS, RAGGED_CHUNK
-from verify.faults.fault import Fault
+from verify.faults.fault import ROUNDING_IN_BFLOAT16, Fault
 from verify.faults.stages import TokenLogps
 
 _CHUNK = 64
@@ -77,6 +77,7 @@ FAULTS = (
         imitates=("A61", "A45"),
         signature="all tokens off by up to 0.4 %, unlikely ones most; accuracies unchanged",
         invisible_where=_IN_BFLOAT16,
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="logits-in-bfloat16-forward",
@@ -86,6 +87,7 @@ FAULTS = (
         imitates=("A60",),
         signature="all log-probs off by rounding of logits; gradients off by the coefficient only",
         invisible_where=_IN_BFLOAT16,
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="logits-in-bfloat16-backward",
@@ -96,6 +98,7 @@ FAULTS = (
         bites_where=BRANCH_OF_TWO,
         signature="log-probs and loss exact; all gradients off by a part in a hundred to a thousand",
         invisible_where="forward quantities; two one-token responses, whose probabilities cancel; " + _IN_BFLOAT16,
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="temperature-applied",
@@ -112,7 +115,8 @@ FAULTS = (
         what="Logits pass a soft cap of 30 that the model does not have.",
         imitates=("A52",),
         signature="tokens with large logits off",
-        invisible_where="small logits",
+        invisible_where="small logits; " + _IN_BFLOAT16,
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="epsilon-inside-log",
@@ -121,7 +125,8 @@ FAULTS = (
         what="log(p + 1e-6) instead of log p.",
         imitates=("A61",),
         signature="unlikely tokens off: by 1e-6 / p",
-        invisible_where="likely tokens",
+        invisible_where="likely tokens; " + _IN_BFLOAT16,
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="log-probs-rolled",

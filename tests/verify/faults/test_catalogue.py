@@ -12,9 +12,11 @@ from verify.cases import tiny_cases
 from verify.faults.catalogue import CATALOGUE, FAULTS, biting_cases, mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.fault import CHECKS, Fault, Mutation
+from verify.faults.kernels import NOISY_KERNELS
 from verify.faults.stages import STAGES
 
 CASES = tiny_cases(257, 0)
+UNSEEN = {fault.name for fault in FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}
 DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
 
@@ -91,7 +93,7 @@ def test_every_public_report_is_planted_or_explained() -> None:
     assert set(rows) == PUBLIC
     assert {entry for m in CATALOGUE for entry in m.imitates} <= PUBLIC
     for entry, became in rows.items():
-        planted = {m.name for m in CATALOGUE if entry in m.imitates}
+        planted = {m.name for m in (*CATALOGUE, *NOISY_KERNELS) if entry in m.imitates}
         if planted:
             assert set(re.findall(r"`([^`]+)`", became)) == planted, entry
         else:
@@ -110,3 +112,22 @@ def test_every_mutation_is_described_in_the_docs() -> None:
         assert mutation.bites_where.words in row, mutation.name
         reason = mutation.signature if isinstance(mutation, Fault) else getattr(mutation, "why_equal", "")
         assert reason in row, mutation.name
+        assert mutation.name not in UNSEEN or "bfloat16" in row, mutation.name
+    for kernel in NOISY_KERNELS:
+        row = next(line for line in DOCS.splitlines() if line.startswith(f"| `{kernel.name}` |"))
+        assert kernel.what in row
+        assert kernel.why_harmless in row
+        assert tuple(re.findall(r"`([^`]+)`", row)) == (kernel.name, *kernel.planted)
+
+
+def test_the_docs_name_no_mutation_that_is_not_there() -> None:
+    tables = DOCS[DOCS.index("## Planted faults") : DOCS.index("## The public list")]
+    named = re.findall(r"^\| `([^`]+)` \|", tables, flags=re.MULTILINE)
+    assert named == [*(m.name for m in CATALOGUE), *(kernel.name for kernel in NOISY_KERNELS)]
+
+
+def test_what_rounding_hides_is_said_of_the_fault_itself() -> None:
+    """Data and words agree, and the sharp dtypes are never among those that hide."""
+    for fault in FAULTS:
+        assert {"float64", "float32"} <= set(fault.dtypes), fault.name
+        assert ("bfloat16" in fault.invisible_where) == (fault.name in UNSEEN), fault.name

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from reports.kill_matrix_store import read_kill_matrix
 from verify.cli.app import app
-from verify.fault_run import FaultOptions, prepare_faults
+from verify.fault_request import FaultOptions, prepare_faults
+from verify.subjects.faulty import FaultySubject
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,29 @@ def test_a_request_that_would_prove_nothing_is_refused(options: dict[str, Any], 
 def test_faults_that_no_named_case_can_show_are_left_out_by_name() -> None:
     prepared = prepare_faults(FaultOptions(cases=("balanced",)))
     assert "sum-over-groups" in prepared.notes[0]
-    assert "fault:sum-over-groups" not in prepared.mutations
-    assert "fault:causal-mask-only" in prepared.mutations
-    assert prepare_faults(FaultOptions()).notes == []
+    assert "coefficients-permuted in jittery-query-gradients" in prepared.notes[0]
+    ordinary, noisy = prepared.runs
+    assert "fault:sum-over-groups" not in ordinary.mutations
+    assert "fault:causal-mask-only" in ordinary.mutations
+    assert (ordinary.kernel, ordinary.request.prepare_model) == (None, None)
+    assert noisy.kernel is not None
+    assert noisy.request.prepare_model is noisy.kernel.plant
+    assert prepare_faults(FaultOptions()).notes == ()
+
+
+def test_both_sharp_dtypes_are_the_default_and_a_repeat_runs_where_it_shows_something() -> None:
+    ordinary, noisy = prepare_faults(FaultOptions()).runs
+    assert ordinary.request.dtypes == ("float64", "float32")
+    assert "repeat" not in ordinary.request.variations
+    assert "repeat" in noisy.request.variations
+
+
+def test_a_noisy_kernel_can_be_asked_for_by_name() -> None:
+    (run,) = prepare_faults(FaultOptions(faults=("jittery-query-gradients",))).runs
+    assert run.kernel is not None
+    assert [m.name for m in run.mutations.values()] == list(run.kernel.planted)
+    used = {name for s in run.request.subjects if isinstance(s, FaultySubject) for name in s.cases or ()}
+    assert {case.name for case in run.request.cases} == used
 
 
 def test_the_command_writes_what_it_prints_and_passes_where_the_checks_do_what_they_must(tmp_path: Path) -> None:
@@ -43,11 +64,11 @@ def test_the_command_writes_what_it_prints_and_passes_where_the_checks_do_what_t
     arguments = ["faults", "--quiet", "--out", str(tmp_path), "--case", "balanced", "--case", "special-ids-inside"]
     result = CliRunner().invoke(app, [*arguments, *(part for name in names for part in ("--fault", name))])
     assert result.exit_code == 0, result.output
-    assert "2 of 2 planted faults killed, 0 of 1 equivalent mutant flagged" in " ".join(result.output.split())
+    assert "4 of 4 planted faults killed, 0 of 2 harmless changes flagged" in " ".join(result.output.split())
     matrix = read_kill_matrix(tmp_path)
-    assert [(m.name, m.outcome) for m in matrix.mutations] == list(
-        zip(names, ["killed", "killed", "quiet"], strict=True)
-    )
+    planted = list(zip(names, ["killed", "killed", "quiet"], strict=True))
+    assert [(m.name, m.outcome) for m in matrix.mutations] == planted * 2
+    assert [m.dtype for m in matrix.mutations] == ["float64"] * 3 + ["float32"] * 3
     assert {case for m in matrix.mutations for case in m.cases} == {"special-ids-inside", "balanced"}
     assert matrix.objective["label_smoothing"] == 0.1
     assert matrix.num_compared > 1000
@@ -68,5 +89,5 @@ def test_a_fault_that_survives_makes_the_command_fail(tmp_path: Path) -> None:
     arguments = ["faults", "--quiet", "--fault", fault, "--case", "balanced", "--policy", str(lax)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1, result.output
-    assert "0 of 1 planted fault killed" in " ".join(result.output.split())
+    assert "0 of 2 planted faults killed" in " ".join(result.output.split())
     assert "parity passes on case balanced" in result.output

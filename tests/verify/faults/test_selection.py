@@ -44,7 +44,8 @@ def write(tmp_path: Path) -> Write:
 
 def run(out: Path, *faults: str) -> tuple[int, str]:
     named = [part for fault in faults for part in ("--fault", fault)]
-    result = CliRunner().invoke(app, ["faults", "--quiet", "--case", "two-tokens-in-turn", "--out", str(out), *named])
+    few = ["--case", "two-tokens-in-turn", "--dtype", "float32"]
+    result = CliRunner().invoke(app, ["faults", "--quiet", *few, "--out", str(out), *named])
     return result.exit_code, " ".join(result.output.split())
 
 

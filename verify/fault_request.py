@@ -1,0 +1,153 @@
+"""From options of ``packparity faults`` to runs of the gate; what can be wrong with them is found before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verify.cases import Case, tiny_cases
+from verify.faults.catalogue import biting_cases
+from verify.faults.fault import Mutation
+from verify.faults.kernels import NOISY_KERNELS, NoisyKernel
+from verify.faults.selection import asked_where_it_bites, select_mutations
+from verify.gate import GateRequest
+from verify.models.lora import LoraSpec
+from verify.models.request import DTYPES, ModelRequest, vocabulary_size
+from verify.objective import DpoSigmoid
+from verify.subjects.faulty import FaultySubject
+from verify.subjects.pairwise import VARIATIONS, default_variations
+from verify.tolerance import load_policy
+
+OBJECTIVE = DpoSigmoid(beta=0.1, label_smoothing=0.1)
+"""No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultOptions:
+    """Options of the command line, as given."""
+
+    faults: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    cases_per_fault: int = 3
+    seed: int = 0
+    policy: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One run of the gate, with a subject for each mutation.
+
+    Args:
+        request: The run.
+        mutations: The mutations by the names of their subjects.
+        kernel: The noisy kernel that all passes go through, or None for the ordinary ones.
+    """
+
+    request: GateRequest
+    mutations: Mapping[str, Mutation]
+    kernel: NoisyKernel | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedFaults:
+    """A request that was checked and can be run.
+
+    Args:
+        runs: The runs of the gate, that of the ordinary kernels first; at least one.
+        notes: What a reader must know.
+    """
+
+    runs: tuple[PlannedRun, ...]
+    notes: tuple[str, ...]
+
+
+def prepare_faults(options: FaultOptions) -> PreparedFaults:
+    """Turn options into runs of the gate: the tiny model, with the catalogue's mutations as subjects.
+
+    Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
+    kernel has a run of its own, on the cases of its faults, in which noise is measured anew.
+
+    Args:
+        options: The options.
+
+    Returns:
+        The prepared runs.
+
+    Raises:
+        ValueError: An unknown fault, case or dtype, or a named fault that no case can show.
+    """
+    model = ModelRequest(name="tiny", seed=options.seed, lora=LoraSpec(strength=0.3))
+    cases = _cases(options, vocabulary_size(model))
+    dtypes, policy = _dtypes(options), load_policy(options.policy)
+    runs: list[PlannedRun] = []
+    left_out: list[str] = []
+    for mutations, kernel in _wanted(options.faults):
+        chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault)
+        if without_case and (options.faults or not options.cases):
+            where = without_case[0].bites_where.words
+            raise ValueError(f"fault {without_case[0].name}: no case can show it; it bites where {where}")
+        left_out += [f"{mutation.name} in {kernel.name}" if kernel else mutation.name for mutation in without_case]
+        if not chosen:
+            continue
+        subjects = tuple(FaultySubject(mutation=m, cases=frozenset(c.name for c in shown_by)) for m, shown_by in chosen)
+        used = {case.name for _, shown_by in chosen for case in shown_by}
+        request = GateRequest(
+            model=model,
+            dtypes=dtypes,
+            subjects=subjects,
+            cases=tuple(case for case in cases if kernel is None or case.name in used),
+            objective=OBJECTIVE,
+            policy=policy,
+            variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
+            seed=options.seed,
+            prepare_model=kernel.plant if kernel else None,
+        )
+        by_subject = {subject.name: mutation for subject, (mutation, _) in zip(subjects, chosen, strict=True)}
+        runs.append(PlannedRun(request=request, mutations=by_subject, kernel=kernel))
+    if not runs:
+        raise ValueError("no fault of the catalogue bites on the cases that were named: nothing would be proven")
+    notes = (f"left out, since no named case can show them: {', '.join(left_out)}",) if left_out else ()
+    return PreparedFaults(runs=tuple(runs), notes=notes)
+
+
+def _wanted(names: Sequence[str]) -> Iterator[tuple[tuple[Mutation, ...], NoisyKernel | None]]:
+    """What to plant under ordinary kernels, then in each noisy one; a noisy kernel can be named like a fault."""
+    kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
+    faults = [name for name in names if name not in kernels]
+    if faults or not names:
+        yield select_mutations(faults), None
+    for name, kernel in kernels.items():
+        if name in names or not names:
+            yield select_mutations(kernel.planted), kernel
+
+
+def _on_biting_cases(
+    mutations: Sequence[Mutation], cases: tuple[Case, ...], at_most: int
+) -> tuple[list[tuple[Mutation, tuple[Case, ...]]], list[Mutation]]:
+    """Mutations with the cases that they are run on, and those that no case can show."""
+    chosen, without_case = [], []
+    for selected in mutations:
+        mutation = asked_where_it_bites(selected, cases)
+        if shown_by := biting_cases(mutation, cases, at_most):
+            chosen.append((mutation, shown_by))
+        else:
+            without_case.append(mutation)
+    return chosen, without_case
+
+
+def _dtypes(options: FaultOptions) -> tuple[str, ...]:
+    for dtype in options.dtypes:
+        if dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
+    return options.dtypes or ("float64", "float32")
+
+
+def _cases(options: FaultOptions, vocab_size: int) -> tuple[Case, ...]:
+    cases = tiny_cases(vocab_size, options.seed)
+    names = [case.name for case in cases]
+    for name in options.cases:
+        if name not in names:
+            raise ValueError(f"unknown case {name!r}: give some of {', '.join(names)}")
+    return tuple(case for case in cases if not options.cases or case.name in options.cases)
