@@ -57,7 +57,7 @@ class Effort:
 
     Args:
         seconds: Over all failures of the run; no trial begins later.
-        trial_s: What one trial on the model of the run is expected to take.
+        trial_s: What one trial on the model of the run is expected to take at most.
     """
 
     seconds: float
@@ -105,6 +105,11 @@ def shrink_failures(
             shrunk |= dict.fromkeys(failed[number:], f"not shrunk: {error}")
             break
     return tuple(_written(subject, dtype, shrunk[subject, dtype], setting, out_dir) for subject, dtype in failed)
+
+
+def folders_of(reproductions: Sequence[Reproduction]) -> dict[tuple[str, str], str]:
+    """Subject and dtype to the folder of the reproduction, where there is one."""
+    return {(one.subject, one.dtype): one.folder for one in reproductions if one.folder}
 
 
 def _written(subject: str, dtype: str, shrunk: Shrunk | str, setting: Setting, out_dir: Path) -> Reproduction:
