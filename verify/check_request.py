@@ -209,6 +209,7 @@ def _reproductions(
     request, options = prepared.request, prepared.options
     assert options.out is not None  # found out in prepare_check
     judged = [subject.name for subject in request.subjects]
+    # What only exact checks found is left as it is: they have cases of their own, which are small.
     return shrink_failures(
         Setting(
             request=request,
