@@ -96,8 +96,8 @@ def needed_factor(judgement: Judgement) -> float | None:
         return None
     if not judgement.budget.noise > 0:
         return None
-    factor = max(0.0, judgement.measured - judgement.budget.floor) / judgement.budget.noise
-    return factor if math.isfinite(factor) else math.inf
+    factor = (judgement.measured - judgement.budget.floor) / judgement.budget.noise
+    return max(0.0, factor) if math.isfinite(factor) else math.inf
 
 
 def _series(population: Population, dtype: DtypeName, results: Sequence[Result]) -> Iterable[Series]:
