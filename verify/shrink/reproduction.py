@@ -19,6 +19,7 @@ from verify.shrink.candidate import Candidate
 from verify.shrink.failure import Failure
 from verify.shrink.subject_file import subject_file, with_what_it_imports
 from verify.strict_json import json_text
+from verify.subjects.selection import FAULT_PREFIX
 
 REPRODUCTION_FILE = "reproduction.json"
 """Its presence says that a folder is a reproduction, and whole."""
@@ -106,12 +107,10 @@ def reproduction_files(shrunk: Shrunk, setting: Setting) -> dict[str, bytes]:
 def command(shrunk: Shrunk, setting: Setting) -> list[tuple[str, str]]:
     """Options of ``packparity check`` and their values as a POSIX shell takes them; ``$here`` is the folder."""
     request, model = setting.request, shrunk.after.model
-    file = subject_file(shrunk.named)
-    subject = _here(f"{file.name}:{shrunk.named.rpartition(':')[2]}") if file else shlex.quote(shrunk.named)
     options = [("--model", _here(_MODEL) if model.config is not None else shlex.quote(str(Path(model.name).resolve())))]
     if model.num_layers is not None:
         options.append(("--layers", str(model.num_layers)))
-    options += [("--cases-file", _here(_CASES)), ("--subject", subject), ("--dtype", shrunk.dtype)]
+    options += [("--cases-file", _here(_CASES)), ("--subject", _subject(shrunk.named)), ("--dtype", shrunk.dtype)]
     options += [("--variation", name) for name in request.variations]
     options += [
         ("--beta", repr(request.objective.beta)),
@@ -123,6 +122,14 @@ def command(shrunk: Shrunk, setting: Setting) -> list[tuple[str, str]]:
     if setting.policy_file is not None:
         options.append(("--policy", _here(_POLICY)))
     return options
+
+
+def _subject(named: str) -> str:
+    file = subject_file(named)
+    if file is None:
+        return shlex.quote(named)
+    prefix = FAULT_PREFIX if named.startswith(FAULT_PREFIX) else ""
+    return prefix + _here(f"{file.name}:{named.rpartition(':')[2]}")
 
 
 def _here(name: str) -> str:
@@ -145,7 +152,6 @@ def _facts(shrunk: Shrunk, setting: Setting, sha256: Mapping[str, str]) -> dict[
         "schema_version": 1,
         "tool_version": tool_version(),
         "subject": shrunk.subject,
-        "named": Path(shrunk.named).name if subject_file(shrunk.named) else shrunk.named,
         "dtype": shrunk.dtype,
         "case": shrunk.after.case.name,
         "verdict": "FAIL",

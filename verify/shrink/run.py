@@ -277,5 +277,6 @@ def _what_is_not_in_the_folder(named: str, model: ModelRequest) -> Iterator[str]
         yield f"the weights are not in this folder: run.sh names {model.name} where it was"
     if packages := packages_beside(named):
         yield f"the subject imports {', '.join(packages)} from beside its file: put them on PYTHONPATH"
-    if ":" in named and not named.startswith(FAULT_PREFIX) and subject_file(named) is None:
-        yield f"{named.rpartition(':')[0]} is not in this folder: it must be importable where run.sh is called"
+    origin = named.removeprefix(FAULT_PREFIX).rpartition(":")[0]
+    if origin and subject_file(named) is None:
+        yield f"{origin} is not in this folder: it must be importable where run.sh is called"

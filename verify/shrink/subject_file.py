@@ -6,11 +6,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from verify.subjects.selection import FAULT_PREFIX
+
 
 def subject_file(named: str) -> Path | None:
-    """The file of a subject named ``path/to/file.py:Class``; None for any other name."""
-    origin, colon, _ = named.rpartition(":")
-    return Path(origin) if colon and origin.endswith(".py") and not origin.startswith("fault:") else None
+    """The file of a subject named ``path/to/file.py:Class`` or ``fault:path/to/file.py:NAME``; None for any other."""
+    origin, _, _ = named.removeprefix(FAULT_PREFIX).rpartition(":")
+    return Path(origin) if origin.endswith(".py") else None
 
 
 def with_what_it_imports(named: str) -> tuple[Path, ...]:

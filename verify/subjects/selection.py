@@ -43,9 +43,9 @@ def select_subject(name: str) -> Subject:
     """One subject by name.
 
     Args:
-        name: A built-in name, ``fault:`` and the name of a planted fault (``fault:none``: the honest step that faults
-            are planted in), ``package.module:Class`` or ``path/to/file.py:Class``. A class is called without
-            arguments; an instance is taken as it is.
+        name: A built-in name, ``package.module:Class`` or ``path/to/file.py:Class``, or ``fault:`` and the name of a
+            planted fault, as ``packparity faults`` takes it (``fault:none``: the honest step that faults are planted
+            in). A class is called without arguments; an instance is taken as it is.
 
     Returns:
         The subject; name, layout and method are checked.
@@ -69,10 +69,10 @@ def select_subject(name: str) -> Subject:
 
 
 def _planted(fault: str) -> Subject:
-    from verify.faults.catalogue import mutation_named  # the whole catalogue, which other runs do without
+    from verify.faults.selection import select_mutations  # the whole catalogue, which other runs do without
     from verify.subjects.faulty import FaultySubject
 
-    return FaultySubject(mutation=None if fault == "none" else mutation_named(fault))
+    return FaultySubject(mutation=None if fault == "none" else select_mutations([fault])[0])
 
 
 def _instantiate(found: Any, name: str) -> Subject:

@@ -208,3 +208,23 @@ def test_a_checkpoint_is_named_where_it_was(
     assert not (tmp_path / "out" / found.folder / "model.json").exists()
     assert "the weights are not in this folder" in found.note
     assert lengths(tmp_path / "out", found) == [(1, 1, 2)]
+
+
+USERS_FAULT = """
+from functools import partial
+from verify.faults.fault import Fault
+
+def _later(honest, rows):
+    return honest(rows) + 1 - (honest(rows) == 0).long()
+
+MINE = Fault(name="all-but-the-first-one-later", stage="positions", replacement=_later, what="...", signature="...")
+"""
+
+
+def test_a_users_own_fault_goes_into_the_folder(shrink: Shrink, tmp_path: Path, draw: Draw) -> None:
+    (tmp_path / "my faults.py").write_text(USERS_FAULT, encoding="utf-8")
+    (found,) = shrink([f"fault:{tmp_path / 'my faults.py'}:MINE"], [pairs(draw, (2, 1, 2))])
+    folder = tmp_path / found.folder
+    assert found.folder == "reproduction/fault-all-but-the-first-one-later-float32"
+    assert """--subject fault:"$here"/'my faults.py:MINE'""" in (folder / "run.sh").read_text(encoding="utf-8")
+    assert (folder / "my faults.py").read_bytes() == (tmp_path / "my faults.py").read_bytes()
