@@ -104,6 +104,8 @@ def shrink_failures(
         except LeftBehindError as error:
             shrunk |= dict.fromkeys(failed[number:], f"not shrunk: {error}")
             break
+        except Exception as error:  # the verdict of the run is worth more than its reproduction
+            shrunk[subject, dtype] = f"not shrunk: {type(error).__name__}: {error}"
     return tuple(_written(subject, dtype, shrunk[subject, dtype], setting, out_dir) for subject, dtype in failed)
 
 
@@ -117,7 +119,7 @@ def _written(subject: str, dtype: str, shrunk: Shrunk | str, setting: Setting, o
         return Reproduction(subject=subject, dtype=dtype, folder="", note=shrunk)
     try:
         folder = write_folder(reproduction_files(shrunk, setting), out_dir, folder_name(subject, dtype))
-    except OSError as error:  # the verdict of the run is worth more than its reproduction
+    except Exception as error:  # as above: a full disk, a subject's file that is gone
         return Reproduction(subject=subject, dtype=dtype, folder="", note=f"the reproduction was not written: {error}")
     before, after = shrunk.before.size, shrunk.after.size
     smaller = [f"{name} {before[name]} to {n}" for name, n in after.items() if name in before and before[name] != n]

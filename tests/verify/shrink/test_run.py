@@ -163,6 +163,19 @@ def test_a_failure_that_depends_on_what_ran_before_is_said_to(shrink: Shrink, tm
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("where", ["write_folder", "minimise"])
+def test_what_goes_wrong_while_shrinking_is_a_note_and_costs_no_verdict(
+    shrink: Shrink, draw: Draw, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(f"verify.shrink.run.{where}", fail)
+    (found,) = shrink(["fault:causal-mask-only"], [pairs(draw, (1, 1, 2))])
+    assert not found.folder
+    assert "No space left on device" in found.note
+
+
 MOODY = f"""
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("theirs", {str(THIRD_PARTY)!r})
