@@ -39,12 +39,14 @@ def hold_against_rewritings(bench: Bench, case: Case, rewritings: Sequence[Rewri
         rewritings: What to rewrite, each in a pass of its own.
 
     Returns:
-        Violations over all rewritings.
+        The violations of the first rewriting that shows any, or none.
     """
     before = flat(bench.logps(case.groups))
     tokens = completion_places(case.groups)
-    compared, violations = 0, []
+    compared, violations = 0, list[str]()
     for rewriting in rewritings:
+        if violations:
+            break
         rewritten = [place for place, _ in all_places(case.groups) if rewriting.chosen(place)]
         after = flat(bench.logps(rewrite(case.groups, bench.setting.cases.other_token, rewriting.chosen)))
         changed = (before != after).tolist()  # NaN never equals

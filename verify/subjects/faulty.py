@@ -8,9 +8,9 @@ Shape letters: B rows, T slots, V vocabulary, N targets, K completions, G groups
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from verify.faults.stages import Forward, Parameters, Stages, Targets, Terms
 from verify.groups import PreferenceGroup
 from verify.objective import DpoSigmoid
 from verify.subject import Support
+from verify.subjects.forward_cache import ForwardCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,8 @@ class FaultySubject:
         gradients: Whether gradients are computed; without them a step costs two forward passes.
         role: What its name begins with.
         layout: As in the contract of a subject.
+        forwards: Passes without gradients that other subjects of the run may share; slots that come from there pass no
+            embedding, so they cannot be counted.
     """
 
     mutation: Mutation | None = None
@@ -68,6 +71,7 @@ class FaultySubject:
     gradients: bool = True
     role: str = "fault"
     layout: str = "packed"
+    forwards: ForwardCache | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -96,15 +100,16 @@ class FaultySubject:
         """Log-probs of every completion."""
         stages = self._stages()
         rows = stages.layout(groups)
-        return _by_completion(_logps(stages, model, rows, _policy_parameters(stages, model, rows)), groups)
+        parameters = _policy_parameters(stages, model, rows)
+        return _by_completion(_logps(stages, model, rows, parameters, forwards=self.forwards), groups)
 
     def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: DpoSigmoid) -> StagedLoss:
         """The whole step."""
         stages = self._stages()
         rows = stages.layout(groups)
         # The frozen policy goes first: switching adapters back on resets requires_grad.
-        ref_logps = stages.reference(model, partial(_logps, stages, model), rows)
-        logps = _logps(stages, model, rows, _policy_parameters(stages, model, rows))
+        ref_logps = stages.reference(model, partial(_logps, stages, model, forwards=self.forwards), rows)
+        logps = _logps(stages, model, rows, _policy_parameters(stages, model, rows), forwards=self.forwards)
         targets = stages.supervision(rows, stages.predictors(rows))
         sums, ref_sums = (stages.reduction(x, targets) for x in (logps, ref_logps))
         terms = stages.objective(sums, ref_sums, objective)
@@ -173,7 +178,9 @@ def honest_stages(packing: Packing) -> Stages:
     )
 
 
-def _logps(stages: Stages, model: Any, rows: Rows, parameters: Parameters) -> Tensor:
+def _logps(
+    stages: Stages, model: Any, rows: Rows, parameters: Parameters, *, forwards: ForwardCache | None = None
+) -> Tensor:
     """Log-probs of all targets; [N]."""
     device = model.device
     targets = stages.supervision(rows, stages.predictors(rows))
@@ -183,14 +190,25 @@ def _logps(stages: Stages, model: Any, rows: Rows, parameters: Parameters) -> Te
         "attention_mask": stages.mask(rows)[:, None].to(device),
         "use_cache": False,
     }
-    with ExitStack() as stack:
-        stack.enter_context(attention_implementation(model, "dense-sdpa"))
-        for name, module in model.named_modules():
-            hook = partial(_pass_on, stages, rows, name)
-            stack.callback(module.register_forward_hook(hook).remove)
-        logits_BTV = functional_call(model, dict(parameters), kwargs=inputs).logits  # noqa: N806
+    if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
+        logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
+    else:
+        logits_BTV = forwards.logits(model, inputs, lambda: _logits(stages, model, rows, {}, inputs))  # noqa: N806
     picked = logits_BTV[targets.rows.to(device), targets.predictor_slots.to(device)]
     return stages.token_logps(picked, targets.token_ids.to(device))
+
+
+def _logits(stages: Stages, model: Any, rows: Rows, parameters: Parameters, inputs: Mapping[str, Any]) -> Tensor:
+    """Logits of all slots; [B, T, V]."""
+    with ExitStack() as stack:
+        stack.enter_context(attention_implementation(model, "dense-sdpa"))
+        if stages.activations is not _activations:  # hundreds of hooks take longer than a tiny model's pass
+            for name, module in model.named_modules():
+                hook = partial(_pass_on, stages, rows, name)
+                stack.callback(module.register_forward_hook(hook).remove)
+        output = functional_call(model, dict(parameters), kwargs=dict(inputs)) if parameters else model(**inputs)
+    logits: Tensor = output.logits
+    return logits
 
 
 def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: object, output: object) -> object:
