@@ -32,7 +32,7 @@ from reports.overview import (
     summary_rows,
 )
 from reports.record import DiagnosisRecord, PlantedRecord, Record, ResultRecord, VerdictName
-from reports.words import NONE, count, depth, number, one_line, plural, printable
+from reports.words import NONE, count, depth, listed, number, one_line, plural, printable
 
 _STYLES: dict[VerdictName, str] = {
     "PASS": "bold green",
@@ -183,13 +183,16 @@ def _missed(survivors: Sequence[PlantedRecord]) -> list[RenderableType]:
 
 
 def _left_out(record: Record) -> list[RenderableType]:
-    parts: list[RenderableType] = []
+    subjects: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for item in not_applicable(record):
-        named = ", ".join(item.cases[:_MAX_CASES_NAMED])
-        more = f" and {len(item.cases) - _MAX_CASES_NAMED} more" if len(item.cases) > _MAX_CASES_NAMED else ""
-        which = f"{item.what} in {plural(len(item.cases), 'case')} ({named}{more})"
-        where = f"{item.subject}, {', '.join(item.dtypes)}: {which}"
-        parts += [_indented([where]), Padding(_text(item.reason), (0, 0, 0, 4))]
+        subjects.setdefault((item.what, item.reason, item.cases, item.dtypes), []).append(item.subject)
+    parts: list[RenderableType] = []
+    for (what, reason, cases, dtypes), names in subjects.items():
+        named = ", ".join(cases[:_MAX_CASES_NAMED])
+        more = f" and {len(cases) - _MAX_CASES_NAMED} more" if len(cases) > _MAX_CASES_NAMED else ""
+        which = f"{what} in {plural(len(cases), 'case')} ({named}{more})"
+        parts.append(_indented([f"{listed(names)}, {', '.join(dtypes)}: {which}"]))
+        parts.append(Padding(_text(reason), (0, 0, 0, 4)))
     return parts
 
 

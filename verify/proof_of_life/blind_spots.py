@@ -75,6 +75,9 @@ def blind_spots(
         judged on part of the run only, and precision.
     """
     judged = _judged_cases(request, results)
+    if not judged:
+        names = [fault.name for fault in FAULTS]
+        return (BlindSpotRecord(what="any fault", why="no subject was judged on a case in every dtype", faults=names),)
     of_run = [case for case in request.cases if any(case.name in names for names in judged.values())]
     missing = _missing(of_run)
     hidden = [(option, option.why(request, config)) for option in _OPTIONS]
@@ -129,10 +132,10 @@ def _of_subjects(
     for names, subjects in alike.items():
         own = {c: faults for c, faults in _missing(c for c in cases if c.name in names).items() if c not in missing}
         if own:
+            shown = listed([case.name for case in cases if case.name in names])
             yield BlindSpotRecord(
-                what=f"faults of {listed(subjects)} that bite only where "
-                + ", or where ".join(condition.words for condition in own),
-                why=f"judged on {listed([case.name for case in cases if case.name in names])} only",
+                what=f"faults of {listed(subjects)} that bite only on cases that they were not judged on",
+                why=f"judged on {shown} only; not seen: where {'; where '.join(c.words for c in own)}",
                 faults=[fault.name for faults in own.values() for fault in faults],
             )
 

@@ -102,9 +102,13 @@ def findings_of(
     for summary in summarise(outcome.results, plantings.subjects, dtypes):
         planting = by_subject[summary.subject]
         kill = kill_of(planting.probe.mutation, summary)
-        may_hide = planting.probe.may_hide_in(summary.dtype, is_tiny=is_tiny)
+        survived_there = kill.outcome is Outcome.SURVIVED and planting.probe.may_hide_in(summary.dtype, is_tiny=is_tiny)
         findings.append(
-            Finding(planting=planting, kill=kill, hides_in_rounding=may_hide and kill.outcome is Outcome.SURVIVED)
+            Finding(
+                planting=planting,
+                kill=kill,
+                hides_in_rounding=survived_there or kill.outcome.verdict is Verdict.NOT_APPLICABLE,
+            )
         )
     return tuple(findings)
 

@@ -1,0 +1,167 @@
+"""What a run is said not to have seen is held against what the faults and cases themselves are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reports.record import BlindSpotRecord
+from verify.cases import Case, tiny_cases
+from verify.faults.catalogue import FAULTS, biting_cases, mutation_named
+from verify.gate import GateOutcome, GateRequest, Result
+from verify.judgement import Judgement
+from verify.models.lora import LoraSpec
+from verify.models.request import ModelRequest
+from verify.objective import DpoSigmoid
+from verify.proof_of_life.blind_spots import blind_spots
+from verify.subjects.faulty import FaultySubject
+from verify.subjects.packed import PACKED_SUBJECTS
+from verify.subjects.selection import select_subject
+from verify.tolerance import Policy
+from verify.verdict import Verdict
+
+CASES = tiny_cases(257, seed=0)
+CONFIG = SimpleNamespace(num_attention_heads=4, head_dim=32, hidden_size=64, num_hidden_layers=2)
+ONLY_IN_GRADIENTS = [fault for fault in FAULTS if "forward quantities" in fault.invisible_where]
+
+
+@pytest.fixture
+def spots(policy: Policy) -> Callable[..., list[BlindSpotRecord]]:
+    """The blind spots of a run of which every subject passed on every case that it takes."""
+
+    def find(
+        cases: Sequence[str], subjects: Sequence[str] = ("dense-sdpa",), config: object = CONFIG, **changes: Any
+    ) -> list[BlindSpotRecord]:
+        settings: dict[str, Any] = {
+            "model": ModelRequest(name="tiny"), "dtypes": ("float32",), "policy": policy,
+            "subjects": tuple(select_subject(name) for name in subjects),
+            "cases": tuple(case for case in CASES if case.name in cases),
+            "objective": DpoSigmoid(beta=0.1, label_smoothing=0.1),
+        }  # fmt: skip
+        request = GateRequest(**(settings | changes))
+        results = [
+            passed(subject.name, case, dtype)
+            for dtype in request.dtypes
+            for case in request.cases
+            for subject in request.subjects
+            if not hasattr(subject, "supports") or subject.supports(case).supported
+        ]
+        return list(blind_spots(request, results, config))
+
+    return find
+
+
+def passed(subject: str, case: Case, dtype: str) -> Result:
+    judgement = SimpleNamespace(quantity="per_token_logps", verdict=Verdict.PASS, num_compared=1, reason="")
+    return Result(
+        case=case.name, subject=subject, dtype=dtype, verdict=Verdict.PASS, reasons=(),
+        judgements=(as_judgement(judgement),),
+    )  # fmt: skip
+
+
+def as_judgement(stand_in: Any) -> Judgement:
+    judgement: Judgement = stand_in
+    return judgement
+
+
+@pytest.mark.parametrize("case", [case.name for case in CASES])
+def test_on_one_case_every_fault_that_it_cannot_show_is_named_once(
+    spots: Callable[..., list[BlindSpotRecord]], case: str
+) -> None:
+    named = [fault for spot in spots([case]) for fault in spot.faults]
+    (only,) = (one for one in CASES if one.name == case)
+    assert sorted(named) == sorted(fault.name for fault in FAULTS if not fault.bites(only))
+
+
+def test_the_default_cases_leave_no_fault_without_a_case(spots: Callable[..., list[BlindSpotRecord]]) -> None:
+    assert spots([case.name for case in CASES]) == []
+
+
+def test_faults_of_one_condition_are_one_kind_in_its_words(spots: Callable[..., list[BlindSpotRecord]]) -> None:
+    found = {spot.what: spot for spot in spots(["balanced"])}
+    beyond = found["faults that bite only where positions go beyond 256"]
+    assert beyond.faults == ["positions-in-bfloat16", "positions-wrap-at-256"]
+    assert beyond.why == "no case that was judged has it"
+
+
+def test_a_subject_that_took_part_of_the_cases_has_blind_spots_of_its_own(
+    spots: Callable[..., list[BlindSpotRecord]],
+) -> None:
+    names = [subject.name for subject in PACKED_SUBJECTS]
+    (spot,) = spots([case.name for case in CASES], names)
+    assert spot.what.startswith("faults of dense-sdpa/row-per-group and split/row-per-group that ")
+    assert spot.why.startswith("judged on two-groups and five-uneven-groups only; not seen: where ")
+    several = [case for case in CASES if len(case.groups) > 1]
+    assert sorted(spot.faults) == sorted(f.name for f in FAULTS if not any(f.bites(case) for case in several))
+
+
+def test_what_no_subject_was_judged_on_shows_nothing(policy: Policy) -> None:
+    request = GateRequest(
+        model=ModelRequest(name="tiny"), dtypes=("float64", "float32"), subjects=(select_subject("dense-sdpa"),),
+        cases=CASES[:1], objective=DpoSigmoid(), policy=policy,
+    )  # fmt: skip
+    in_one_dtype = [passed("dense-sdpa", CASES[0], "float64")]
+    (spot,) = blind_spots(request, in_one_dtype, CONFIG)
+    assert (spot.what, len(spot.faults)) == ("any fault", len(FAULTS))
+
+
+@pytest.mark.parametrize(
+    ("objective", "what"),
+    [
+        (DpoSigmoid(beta=0.1, label_smoothing=0.0), {"faults of label smoothing"}),
+        (DpoSigmoid(beta=1.0, label_smoothing=0.1), {"faults of beta"}),
+        (DpoSigmoid(beta=0.1, label_smoothing=0.1), set()),
+    ],
+)
+def test_options_that_the_run_does_not_use_are_blind_spots(
+    spots: Callable[..., list[BlindSpotRecord]], objective: DpoSigmoid, what: set[str]
+) -> None:
+    assert {spot.what for spot in spots([case.name for case in CASES], objective=objective)} == what
+
+
+def test_shapes_of_the_model_are_blind_spots(spots: Callable[..., list[BlindSpotRecord]]) -> None:
+    all_cases = [case.name for case in CASES]
+    narrow = SimpleNamespace(num_attention_heads=4, head_dim=16, hidden_size=64, num_hidden_layers=1)
+    model = ModelRequest(name="tiny", lora=LoraSpec(rank=16, alpha=16))
+    assert {spot.what for spot in spots(all_cases, config=narrow, model=model)} == {
+        "faults of the attention scale", "faults beyond the first layer", "faults of the adapters' scale",
+    }  # fmt: skip
+
+
+def fails(outcome: GateOutcome) -> set[str]:
+    return {result.subject for result in outcome.results if result.verdict is not Verdict.PASS} - {
+        result.subject for result in outcome.results if result.verdict is Verdict.PASS
+    }
+
+
+@pytest.mark.parametrize(
+    ("objective", "names"),
+    [
+        (DpoSigmoid(beta=0.3, label_smoothing=0.0), ["label-smoothing-ignored"]),
+        (DpoSigmoid(beta=1.0, label_smoothing=0.1), ["divided-by-beta", "beta-missing", "rewards-scaled-twice"]),
+    ],
+)
+def test_what_an_option_hides_passes_with_it_and_fails_without(
+    gate: Callable[..., GateOutcome], short_case: Case, objective: DpoSigmoid, names: list[str]
+) -> None:
+    subjects = [FaultySubject(mutation=mutation_named(name)) for name in names]
+    assert not fails(gate(subjects, [short_case], objective=objective, variations=("eager",)))
+    seen = replace(objective, beta=0.3, label_smoothing=0.1)
+    assert fails(gate(subjects, [short_case], objective=seen, variations=("eager",))) == {s.name for s in subjects}
+
+
+def test_faults_of_the_gradients_leave_every_forward_quantity_exact(gate: Callable[..., GateOutcome]) -> None:
+    by_case: dict[str, list[FaultySubject]] = {}
+    for fault in ONLY_IN_GRADIENTS:
+        (case,) = biting_cases(fault, CASES, at_most=1)
+        by_case.setdefault(case.name, []).append(
+            FaultySubject(mutation=fault, cases=frozenset({case.name}), gradients=False)
+        )
+    cases = [case for case in CASES if case.name in by_case]
+    outcome = gate([subject for own in by_case.values() for subject in own], cases, variations=("eager",))
+    assert len(ONLY_IN_GRADIENTS) > 10
+    assert not fails(outcome)

@@ -1,0 +1,108 @@
+"""What is planted, where and at what cost; no model runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from verify.cases import Case, synthetic_cases, tiny_cases
+from verify.faults.stages import STAGES
+from verify.gate import GateRequest
+from verify.models.request import ModelRequest
+from verify.objective import DpoSigmoid
+from verify.proof_of_life.findings import notes_of
+from verify.proof_of_life.planting import choose_plantings, slots_in_passes
+from verify.proof_of_life.probes import PROBES
+from verify.subjects.packed import PACKED_SUBJECTS
+from verify.subjects.selection import select_subject
+from verify.tolerance import Policy
+
+CASES = tiny_cases(257, seed=0)
+
+
+@pytest.fixture
+def request_(policy: Policy) -> GateRequest:
+    return GateRequest(
+        model=ModelRequest(name="tiny"), dtypes=("float32",), subjects=PACKED_SUBJECTS, cases=CASES,
+        objective=DpoSigmoid(), policy=policy,
+    )  # fmt: skip
+
+
+def packed_slots(case: Case) -> int:
+    return sum(len(g.prompt_ids) + len(g.positives[0]) + len(g.negatives[0]) for g in case.groups)
+
+
+def test_every_stage_of_the_packed_step_has_a_probe_and_none_has_two_names() -> None:
+    assert {probe.mutation.stage for probe in PROBES} == set(STAGES)
+    assert len({probe.fault for probe in PROBES}) == len(PROBES)
+
+
+def test_on_the_default_cases_every_probe_is_planted_on_the_smallest_case_that_shows_it(request_: GateRequest) -> None:
+    plantings = choose_plantings(request_, vocab_size=257, is_tiny=True)
+    assert [planting.probe for planting in plantings.chosen] == list(PROBES)
+    assert plantings.left_out == {}
+    for planting in plantings.chosen:
+        biting = [case for case in CASES if planting.probe.mutation.bites(case)]
+        assert planting.case == min(biting, key=lambda case: (case.pairwise_slots, case.name)).name
+        for case in CASES:
+            assert planting.subject.supports(case).supported == (case.name == planting.case)
+
+
+def test_gradients_are_computed_only_where_nothing_else_would_show_the_fault(request_: GateRequest) -> None:
+    for planting in choose_plantings(request_, vocab_size=257, is_tiny=True).chosen:
+        wanted = planting.probe.seen_in == "gradients"
+        assert planting.subject.supports_gradients(None).supported is wanted
+
+
+def test_a_fault_that_no_case_can_show_is_not_planted(request_: GateRequest) -> None:
+    one_pair = replace(request_, cases=tuple(case for case in CASES if case.name == "balanced"))
+    names = {planting.probe.fault for planting in choose_plantings(one_pair, vocab_size=257, is_tiny=True).chosen}
+    assert {probe.fault for probe in PROBES} - names == {
+        "trees-not-isolated", "positions-in-bfloat16", "sum-over-groups", "third-tree-sees-second",
+    }  # fmt: skip
+
+
+def test_a_planted_fault_is_no_namesake_of_a_fault_that_was_asked_for(request_: GateRequest) -> None:
+    asked = replace(request_, subjects=tuple(select_subject(f"fault:{probe.fault}") for probe in PROBES))
+    planted = choose_plantings(asked, vocab_size=257, is_tiny=True).subjects
+    assert len({subject.name for subject in (*asked.subjects, *planted)}) == 2 * len(PROBES)
+
+
+@pytest.mark.parametrize("num_subjects", [1, 2])
+@pytest.mark.parametrize("dtypes", [("float32",), ("float64", "float32", "bfloat16")])
+def test_on_a_large_model_planted_faults_add_at_most_a_fifth(
+    request_: GateRequest, dtypes: tuple[str, ...], num_subjects: int
+) -> None:
+    (case,) = synthetic_cases(151_936, seed=0)
+    subjects = tuple(select_subject(name) for name in ("dense-sdpa", "split"))[:num_subjects]
+    run = replace(request_, cases=(case,), subjects=subjects, dtypes=dtypes, variations=("eager", "padded-left"))
+    plantings = choose_plantings(run, vocab_size=151_936, is_tiny=False)
+    assert plantings.chosen[0].probe is PROBES[0]
+    # Passes counted by hand: the oracle's three count twice, since they are in float64, and once for all dtypes.
+    unpacked, packed = case.pairwise_slots, packed_slots(case)
+    without = 3 * (2 * unpacked + len(dtypes) * (3 * unpacked + num_subjects * packed))
+    assert slots_in_passes(run) == without
+    added = sum((3 if planting.subject.gradients else 2) * packed * len(dtypes) for planting in plantings.chosen)
+    assert plantings.cost == pytest.approx(added / without)
+    assert 0.05 < plantings.cost <= 0.2
+    assert len(plantings.chosen) + len(plantings.left_out) == 14  # one needs 258 positions, one three groups
+
+
+def test_where_logits_would_not_fit_nothing_is_planted_and_the_notes_say_why(request_: GateRequest) -> None:
+    plantings = choose_plantings(request_, vocab_size=10**9, is_tiny=False)
+    assert plantings.chosen == ()
+    assert set(plantings.left_out) == {probe.fault for probe in PROBES}
+    notes = notes_of(plantings)
+    assert any("the logits of case one-token-responses take 70.8 GiB" in note for note in notes)
+    assert not any(note.startswith("faults planted") for note in notes)
+
+
+def test_the_passes_of_a_subject_count_only_on_cases_that_it_takes(
+    request_: GateRequest, third_party: Callable[[str], object]
+) -> None:
+    several = [case for case in CASES if len(case.groups) > 1]
+    of = {s.name: slots_in_passes(replace(request_, subjects=(s,))) for s in PACKED_SUBJECTS}
+    left_out = sum(packed_slots(case) for case in CASES if case not in several)
+    assert of["dense-sdpa"] - of["dense-sdpa/row-per-group"] == 3 * left_out
