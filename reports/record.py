@@ -351,7 +351,7 @@ class Record(_Frozen):
     blind_spots: list[BlindSpotRecord] = []
     """What this run would not have seen."""
     diagnoses: list[DiagnosisRecord] = []
-    """One for each subject and dtype that failed."""
+    """One for each subject that failed, up to a few: in the most exact dtype in which it did."""
     data: DataRecord | None
     timing: TimingRecord
     notes: list[Text]

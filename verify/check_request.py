@@ -34,6 +34,7 @@ from verify.tolerance import load_policy
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
+    from verify.diagnosis.run import Diagnoses
     from verify.shrink.run import Reproduction
 
 _VIOLATIONS_KEPT = 50
@@ -176,6 +177,7 @@ def run_check(
             outcome = run_gate(replace(request, subjects=(*request.subjects, *plantings.subjects)), progress, checks)
             environment = read_environment(request.model.device)
             reproductions = _reproductions(prepared, outcome, environment, progress) if options.shrink else ()
+            diagnoses = _diagnoses(prepared, outcome, reproductions, progress)
     except CheckpointError:
         raise
     except ValueError as error:
@@ -193,11 +195,21 @@ def run_check(
         notes=[
             *_notes(prepared, outcome.model.num_layers_published),
             *(f"{r.subject} in {r.dtype}: {r.folder or 'no reproduction'}: {r.note}" for r in reproductions),
+            *diagnoses.notes,
         ],
         every_subject_must_run=bool(options.subjects),
     )
     proof = prove(request, outcome, plantings, is_tiny=options.is_tiny)
-    return record_run(request, without_planted(outcome, plantings), facts, proof=proof)
+    return record_run(request, without_planted(outcome, plantings), facts, proof=proof, diagnoses=diagnoses.records)
+
+
+def _diagnoses(
+    prepared: PreparedCheck, outcome: GateOutcome, reproductions: Sequence[Reproduction], progress: Progress
+) -> Diagnoses:
+    from verify.diagnosis.run import diagnose_failures
+
+    folders = {(r.subject, r.dtype): r.folder for r in reproductions}
+    return diagnose_failures(prepared.request, outcome.results, progress, large=prepared.large, reproductions=folders)
 
 
 def _reproductions(

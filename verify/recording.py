@@ -16,6 +16,7 @@ from torch import nn
 from reports.record import (
     CaseRecord,
     DataRecord,
+    DiagnosisRecord,
     Environment,
     ExactCheckRecord,
     GroupRecord,
@@ -70,7 +71,12 @@ class RunFacts:
 
 
 def record_run(
-    request: GateRequest, outcome: GateOutcome, facts: RunFacts, *, proof: Proof = NOTHING_PLANTED
+    request: GateRequest,
+    outcome: GateOutcome,
+    facts: RunFacts,
+    *,
+    proof: Proof = NOTHING_PLANTED,
+    diagnoses: Sequence[DiagnosisRecord] = (),
 ) -> Record:
     """Assemble the record.
 
@@ -79,6 +85,7 @@ def record_run(
         outcome: What was measured on the subjects that were asked for.
         facts: Command, times, seeds, data.
         proof: What became of the faults that were planted beside them.
+        diagnoses: What is probably wrong with those that failed.
 
     Returns:
         The record; its verdict is the fold of the subjects' summaries and of the proof.
@@ -116,6 +123,7 @@ def record_run(
         exact_checks=[_exact_check_record(finding) for finding in findings],
         planted=list(proof.planted),
         blind_spots=list(proof.blind_spots),
+        diagnoses=list(diagnoses),
         data=facts.data,
         timing=TimingRecord(
             total_s=facts.total_s,

@@ -1,0 +1,105 @@
+"""Collecting the evidence about one subject on one case; what costs more is looked at only where it can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verify.diagnosis.alignment import foreign_gradient
+from verify.diagnosis.coefficients import Weights, explain_gradient
+from verify.diagnosis.differences import Differences
+from verify.diagnosis.flow import ForwardCall
+from verify.diagnosis.layers import PlaceDifference, backward_places, first_differing
+from verify.diagnosis.sight import Sight
+from verify.diagnosis.sources import Sources, find_sources
+from verify.diagnosis.stages.evidence import Evidence
+from verify.diagnosis.study import CaseStudy, with_zeros
+from verify.observation import Observation
+from verify.subject import Subject, SubjectError
+
+
+def gather(
+    study: CaseStudy, subject: Subject, actual: Observation, flow: Sequence[ForwardCall], differences: Differences
+) -> tuple[Evidence, tuple[str, ...]]:
+    """Everything that tells stages apart.
+
+    Args:
+        study: The case.
+        subject: The subject.
+        actual: Its observation.
+        flow: What passed through the model meanwhile.
+        differences: From the unpacked path; some value differs.
+
+    Returns:
+        The evidence, and what could not be looked at.
+
+    Raises:
+        WeightsChangedError: The subject changed the model when it was run once more.
+    """
+    notes: list[str] = []
+    completed = with_zeros(actual, study.witness)
+    hidden = _hidden(study, flow, notes)
+    wrong = differences.beyond
+    states_differ = first_differing(hidden) is not None
+    backward, stray = _backward(study, flow) if wrong == {"gradients"} else ((), 0.0)
+    evidence = Evidence(
+        differences=differences,
+        actual=completed,
+        expected=study.witness,
+        objective=study.bench.objective,
+        group_losses=study.group_losses,
+        hidden=hidden,
+        backward=backward,
+        stray_gradient=stray,
+        sight=_sight(study, subject, notes) if "per_token_logps" in wrong and (states_differ or not hidden) else None,
+        sources=_sources(study, completed, differences)
+        if "per_token_logps" in wrong and hidden and not states_differ
+        else None,
+        weights=_weights(study, completed) if "gradients" in wrong and "per_token_logps" not in wrong else None,
+        tokens=study.tokens,
+    )
+    return evidence, tuple(notes)
+
+
+def _hidden(study: CaseStudy, flow: Sequence[ForwardCall], notes: list[str]) -> tuple[PlaceDifference, ...]:
+    decoder = study.bench.decoder
+    if decoder is None:
+        notes.append("hidden states were not read: the decoder's modules do not have transformers' names")
+        return ()
+    if not flow:
+        notes.append("hidden states were not read: no token ids passed the embedding in the policy pass")
+        return ()
+    if len(study.tokens) < sum(len(g.prompt_ids) + sum(map(len, g.completions)) for g in study.case.groups):
+        notes.append(f"{len(study.tokens)} tokens were followed, those whose id occurs once in the case")
+    return study.yardstick.states(flow, decoder.places)
+
+
+def _backward(study: CaseStudy, flow: Sequence[ForwardCall]) -> tuple[tuple[PlaceDifference, ...], float]:
+    decoder = study.bench.decoder
+    if decoder is None:
+        return (), 0.0
+    found = study.yardstick.gradients(flow, backward_places(decoder.places))
+    return found, foreign_gradient(flow, study.case.groups)
+
+
+def _sight(study: CaseStudy, subject: Subject, notes: list[str]) -> Sight | None:
+    try:
+        sight = study.look_through(subject)
+    except SubjectError as error:
+        notes.append(f"what attends to what was not measured: {error}")
+        return None
+    if sight is not None and not sight.num_queries:
+        notes.append("what attends to what was not measured: attention has no finite derivative here")
+    return sight
+
+
+def _sources(study: CaseStudy, actual: Observation, differences: Differences) -> Sources:
+    return find_sources(
+        actual.per_token_logps, differences.logps_beyond, study.logits(), study.tokens, study.case.groups,
+        study.logp_tolerance,
+    )  # fmt: skip
+
+
+def _weights(study: CaseStudy, actual: Observation) -> Weights | None:
+    if actual.gradients is None:
+        return None
+    return explain_gradient(actual.gradients, study.token_gradients())

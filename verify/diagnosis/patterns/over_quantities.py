@@ -1,0 +1,70 @@
+"""Patterns over quantities: which of log-probs, reference, rewards, loss and gradients differ at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from verify.comparison import Quantity
+from verify.diagnosis.patterns.pattern import Pattern, found
+
+Beyond = Set[Quantity]
+_LOGPS: frozenset[Quantity] = frozenset({"per_token_logps", "ref_per_token_logps"})
+
+
+def policy_only(beyond: Beyond) -> str | None:
+    """Adapters, or the pass with gradients."""
+    if beyond & _LOGPS != {"per_token_logps"}:
+        return None
+    return "policy log-probs differ, those of the frozen policy are exact"
+
+
+def reference_only(beyond: Beyond) -> str | None:
+    """The pass of the frozen policy."""
+    if beyond & _LOGPS != {"ref_per_token_logps"}:
+        return None
+    return "log-probs of the frozen policy differ, those of the policy are exact"
+
+
+def rewards_only(beyond: Beyond) -> str | None:
+    """Logging."""
+    if not beyond or not beyond <= {"rewards", "margins"}:
+        return None
+    return "only rewards differ: log-probs, loss and gradients are exact"
+
+
+def after_the_log_probs(beyond: Beyond) -> str | None:
+    """What is made of right log-probs."""
+    if not beyond or beyond & _LOGPS or "rewards" not in beyond or beyond <= {"rewards", "margins"}:
+        return None
+    return "all log-probs are exact, what is made of them differs: rewards, and what follows"
+
+
+def loss_and_gradients_only(beyond: Beyond) -> str | None:
+    """What is made of right rewards."""
+    if "loss" not in beyond or not beyond <= {"loss", "gradients"}:
+        return None
+    return "log-probs and rewards are exact, the loss differs"
+
+
+def gradients_only(beyond: Beyond) -> str | None:
+    """The backward pass."""
+    return "every forward quantity is exact, only gradients differ" if beyond == {"gradients"} else None
+
+
+QUANTITY_PATTERNS: tuple[Callable[[Beyond], str | None], ...] = (
+    policy_only,
+    reference_only,
+    rewards_only,
+    after_the_log_probs,
+    loss_and_gradients_only,
+    gradients_only,
+)
+
+
+def quantity_patterns(beyond: Beyond) -> tuple[Pattern, ...]:
+    """Patterns of the differing quantities; at most one.
+
+    Args:
+        beyond: Quantities of which some value is beyond its budget.
+    """
+    return found(QUANTITY_PATTERNS, beyond)

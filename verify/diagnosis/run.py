@@ -1,0 +1,182 @@
+"""Diagnosing the subjects that failed in a run of the gate, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
+from verify.cases import Case, tiny_cases
+from verify.diagnosis.diagnose import Diagnosis, Diagnostician
+from verify.diagnosis.patterns.over_cases import case_patterns
+from verify.diagnosis.study import Workbench
+from verify.gate import GateRequest, Progress, Result
+from verify.models.lora import LoraSpec
+from verify.models.request import ModelRequest, vocabulary_size
+from verify.subject import Subject
+from verify.subjects.pairwise import VARIATIONS
+from verify.verdict import Verdict
+
+AT_MOST = 3
+"""Subjects diagnosed in one run."""
+_MOST_EXACT_FIRST = ("float64", "float32", "bfloat16")
+_LARGEST_VOCABULARY = 8192
+_OTHER_TINY_CASES = ("long-prompt", "length-128", "length-129", "special-ids-inside")
+"""What the diagnostic case cannot have: positions beyond 256, branches on a block boundary, ids that recur."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnoses:
+    """What a run says about its failures: one record for each diagnosed subject, and what was left out."""
+
+    records: tuple[DiagnosisRecord, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """A subject and its failing and passing results in the most exact dtype in which it fails."""
+
+    subject: Subject
+    dtype: str
+    failing: tuple[Result, ...]
+    passing: tuple[Result, ...]
+    other_dtypes: tuple[str, ...]
+
+
+def diagnose_failures(
+    request: GateRequest,
+    results: Sequence[Result],
+    progress: Progress,
+    *,
+    large: bool,
+    reproductions: Mapping[tuple[str, str], str],
+) -> Diagnoses:
+    """Diagnose every subject that failed, up to a number.
+
+    Args:
+        request: What the gate was asked.
+        results: Its results.
+        progress: Called before each diagnosis.
+        large: The model is large; subjects are then run again on the tiny one.
+        reproductions: Folder of the shrunk reproduction by subject and dtype.
+
+    Returns:
+        The diagnoses; nothing where nothing failed.
+    """
+    failures = [failure for subject in request.subjects if (failure := _failure(subject, results)) is not None]
+    if not failures:
+        return Diagnoses()
+    own_model = not large and vocabulary_size(request.model) <= _LARGEST_VOCABULARY
+    benches: dict[str, Diagnostician] = {}
+    records = []
+    for number, failure in enumerate(failures[:AT_MOST]):
+        progress(number, min(len(failures), AT_MOST), f"diagnosis of {failure.subject.name}")
+        found, dtype = _diagnose(failure, request, own_model, benches)
+        reproduction = reproductions.get((failure.subject.name, failure.dtype), "")
+        records.append(_record(failure, found, dtype, request, own_model, reproduction))
+    left_out = [failure.subject.name for failure in failures[AT_MOST:]]
+    notes = (f"not diagnosed, since {AT_MOST} subjects were: {', '.join(left_out)}",) if left_out else ()
+    return Diagnoses(records=tuple(records), notes=notes)
+
+
+def _failure(subject: Subject, results: Sequence[Result]) -> _Failure | None:
+    own = [result for result in results if result.subject == subject.name]
+    dtypes = [d for d in _MOST_EXACT_FIRST if any(r.dtype == d and r.verdict is Verdict.FAIL for r in own)]
+    if not dtypes:
+        return None
+    of_dtype = [result for result in own if result.dtype == dtypes[0]]
+    return _Failure(
+        subject=subject,
+        dtype=dtypes[0],
+        failing=tuple(result for result in of_dtype if result.verdict is Verdict.FAIL),
+        passing=tuple(result for result in of_dtype if result.verdict is Verdict.PASS),
+        other_dtypes=tuple(dtypes[1:]),
+    )
+
+
+def _diagnose(
+    failure: _Failure, request: GateRequest, own_model: bool, benches: dict[str, Diagnostician]
+) -> tuple[Diagnosis, str]:
+    """The diagnosis and the dtype it was made in: float32 where only bfloat16 failed, if it fails there too."""
+    model = request.model if own_model else ModelRequest(
+        name="tiny", device=request.model.device, seed=request.seed, lora=LoraSpec(strength=0.3)
+    )  # fmt: skip
+    cases = _cases(failure, request) if own_model else _tiny(vocabulary_size(model), request.seed)
+    found = Diagnosis()
+    for dtype in ("float32", "bfloat16") if failure.dtype == "bfloat16" else (failure.dtype,):
+        if dtype not in benches:
+            bench = Workbench(
+                request=model, dtype=dtype, objective=request.objective, policy=request.policy, seed=request.seed,
+                variations=request.variations if own_model else tuple(VARIATIONS),
+            )  # fmt: skip
+            benches[dtype] = Diagnostician(bench)
+        try:
+            found = benches[dtype].diagnose(failure.subject, cases)
+        except Exception as error:  # the verdict stands without a diagnosis and must not be lost with it
+            found = Diagnosis(notes=(f"the diagnosis itself failed: {type(error).__name__}: {error}",))
+        if found.case:
+            return found, dtype
+    return found, failure.dtype
+
+
+def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:
+    names = {result.case for result in failure.failing}
+    return tuple(case for case in request.cases if case.name in names)
+
+
+def _tiny(vocab_size: int, seed: int) -> tuple[Case, ...]:
+    return tuple(case for case in tiny_cases(vocab_size, seed) if case.name in _OTHER_TINY_CASES)
+
+
+def _record(
+    failure: _Failure, found: Diagnosis, dtype: str, request: GateRequest, own_model: bool, reproduction: str
+) -> DiagnosisRecord:
+    by_name = {case.name: case for case in request.cases}
+    over_cases = case_patterns(
+        [by_name[result.case] for result in failure.failing], [by_name[result.case] for result in failure.passing]
+    )
+    notes = list(found.notes)
+    if not own_model:
+        notes.insert(0, "the subject was run again on the tiny model: nothing was planted in the model of the run")
+    if dtype != failure.dtype:
+        notes.insert(0, f"diagnosed in {dtype}, where it fails too")
+    if failure.other_dtypes:
+        notes.append(f"it fails in {' and '.join(failure.other_dtypes)} too")
+    if not found.case:
+        notes.append("the subject did not fail again: what is said here comes from the results of the gate alone")
+    return DiagnosisRecord(
+        subject=failure.subject.name,
+        dtype=cast(DtypeName, failure.dtype),
+        case=found.case or failure.failing[0].case,
+        worst=_worst(failure.failing),
+        patterns=[pattern.sentence for pattern in (*found.patterns, *over_cases)],
+        stages=[StageRecord(stage=s.stage, distance=s.distance, because=s.because) for s in found.suspects],
+        nearest=[
+            NearFaultRecord(fault=n.fault.name, stage=n.fault.stage, what=n.fault.what, distance=n.distance)
+            for n in found.nearest
+        ],
+        first_layer=found.first_layer,
+        odd_one_out=found.odd_one_out,
+        reproduction=reproduction,
+        notes=notes,
+    )
+
+
+def _worst(failing: Sequence[Result]) -> str:
+    """The place that is furthest beyond its budget, over all failing cases."""
+    judged = [
+        (judgement, result.case)
+        for result in failing
+        for judgement in result.judgements
+        if judgement.verdict is Verdict.FAIL and judgement.worst
+    ]
+    if not judged:
+        return f"case {failing[0].case}: {'; '.join(failing[0].reasons)}"
+    judgement, case = max(judged, key=lambda item: item[0].ratio)
+    place = judgement.worst[0]
+    return (
+        f"case {case}, {judgement.quantity}: {place.where}, {place.actual:.6g} where {place.expected:.6g} was expected "
+        f"({judgement.ratio:.3g} times the budget)"
+    )

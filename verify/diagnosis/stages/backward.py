@@ -1,0 +1,32 @@
+"""Suspects where every forward quantity is exact and gradients are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from verify.diagnosis.layers import first_differing
+from verify.diagnosis.stages.evidence import Evidence
+from verify.diagnosis.stages.suspect import INFERRED, MEASURED, Suspect
+
+
+def backward_suspects(evidence: Evidence) -> Iterator[Suspect]:
+    """The coefficients, or the place from which on the backward pass is wrong."""
+    gradients, weights = evidence.differences.gradients.values(), evidence.weights
+    if any(gradient.missing for gradient in gradients) or all(gradient.norm_ratio == 0 for gradient in gradients):
+        yield Suspect("gradients", MEASURED, "the loss is right, but LoRA tensors have no gradient, or one of zeros")
+        return
+    if weights is not None and weights.explained:
+        what = "responses" if weights.by_completion else "tokens"
+        yield Suspect(
+            "objective", INFERRED, f"other coefficients of the {what} explain the gradient; the loss is right"
+        )
+        return
+    first = first_differing(evidence.backward)
+    if first is not None and first.place == "final norm":
+        yield Suspect("token_logps", INFERRED, "gradients are wrong where they leave the output head")
+    elif first is not None:
+        yield Suspect("activations", INFERRED, f"going back, gradients of hidden states differ from {first.place} on")
+    elif evidence.stray_gradient > 0:
+        yield Suspect("activations", INFERRED, "gradients reach slots that hold no token of the case, such as padding")
+    else:
+        yield Suspect("gradients", INFERRED, "gradients of hidden states are right, those of LoRA tensors are not")

@@ -1,0 +1,56 @@
+"""A stage under suspicion, and how suspects are ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verify.faults.stages import STAGES, StageName
+
+MEASURED, INFERRED, POSSIBLE = 0.1, 0.2, 0.4
+"""Distance of a stage that was seen to be wrong, that follows, and that cannot be told apart from one that does."""
+SAME_SIGNATURE = 0.02
+"""Largest distance of two signatures that are the same but for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A stage, how near it is to being the culprit (0 nearest), and why, in one sentence."""
+
+    stage: StageName
+    distance: float
+    because: str
+
+
+def rank(from_evidence: Sequence[Suspect], nearest: Sequence[tuple[str, StageName, float]]) -> tuple[Suspect, ...]:
+    """Stages by evidence and by the nearest faults of the catalogue, nearest first.
+
+    A fault of the same signature has its own distance and comes before everything else. Any other fault comes after
+    the evidence: half a unit, and half its distance.
+
+    Args:
+        from_evidence: Suspects that the evidence points to.
+        nearest: Faults: name, stage, distance.
+
+    Returns:
+        One suspect for each stage.
+    """
+    best: dict[StageName, Suspect] = {}
+    for suspect in from_evidence:
+        _keep_nearer(best, suspect)
+    pointed_to = set(best)
+    for name, stage, distance in nearest:
+        if distance <= SAME_SIGNATURE:
+            _keep_nearer(best, Suspect(stage, distance, f"the planted fault {name} has the same signature"))
+        else:
+            _keep_nearer(
+                best, Suspect(stage, 0.5 + distance / 2, f"the planted fault {name} is at distance {distance:.2f}")
+            )
+    return tuple(
+        sorted(best.values(), key=lambda s: (round(s.distance, 2), s.stage not in pointed_to, STAGES.index(s.stage)))
+    )
+
+
+def _keep_nearer(best: dict[StageName, Suspect], suspect: Suspect) -> None:
+    if suspect.stage not in best or suspect.distance < best[suspect.stage].distance:
+        best[suspect.stage] = suspect

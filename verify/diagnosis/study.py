@@ -1,0 +1,261 @@
+"""One case with everything that is known about it, measured once and used for every subject."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case
+from verify.comparison import StructureError, compare_observations
+from verify.diagnosis.alignment import Tokens, hidden_states
+from verify.diagnosis.coefficients import TokenGradients, token_gradients
+from verify.diagnosis.differences import Differences, measure_differences
+from verify.diagnosis.flow import Decoder, ForwardCall, find_decoder, policy_pass, record_flow
+from verify.diagnosis.layers import Yardstick
+from verify.diagnosis.sight import Sight, look, record_attention
+from verify.diagnosis.signature import Signature, signature_of
+from verify.diagnosis.tokens import tracked_tokens
+from verify.faults.catalogue import FAULTS
+from verify.faults.fault import Fault
+from verify.judgement import JudgingContext
+from verify.model_state import Baseline, restored_model
+from verify.models.request import DTYPES, ModelRequest, build_model
+from verify.noise import NoiseSample, measure_noise
+from verify.objective import DpoSigmoid
+from verify.observation import Observation, observe
+from verify.subject import Subject, SubjectError, gradient_support
+from verify.subjects.faulty import FaultySubject
+from verify.subjects.oracle import apply_dpo
+from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.tolerance import Policy
+
+
+@dataclass(slots=True)
+class Workbench:
+    """The model that subjects are run on again, and what it was when it was built."""
+
+    request: ModelRequest
+    dtype: str
+    objective: DpoSigmoid
+    policy: Policy
+    seed: int
+    variations: tuple[str, ...] = tuple(VARIATIONS)
+    model: Any = field(init=False)
+    baseline: Baseline = field(init=False)
+    decoder: Decoder | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Build the model anew, as after a subject that changed its weights."""
+        self.model = build_model(self.request, self.dtype).model
+        self.baseline = Baseline.read(self.model)
+        self.decoder = find_decoder(self.model)
+
+    def observe(self, subject: Subject, case: Case) -> Observation:
+        """Run a subject as the gate does.
+
+        Raises:
+            SubjectError: It raised, or returned what cannot be compared.
+            WeightsChangedError: It changed the model.
+        """
+        return observe(
+            subject, self.model, case.groups, self.objective,
+            apply_objective=apply_dpo, seed=self.seed, baseline=self.baseline,
+        )  # fmt: skip
+
+    def observe_with_flow(self, subject: Subject, case: Case) -> tuple[Observation, list[ForwardCall]]:
+        """The same, with what passes through the model in the policy pass; raises alike."""
+        if self.decoder is None:
+            return self.observe(subject, case), []
+        differentiable = gradient_support(subject, self.model).supported
+        with record_flow(self.decoder, policy_pass(self.model, differentiable=differentiable)) as calls:
+            # The hooks of this recording are part of the model for as long as it runs.
+            observation = observe(
+                subject, self.model, case.groups, self.objective, apply_objective=apply_dpo, seed=self.seed
+            )
+        return observation, calls
+
+
+@dataclass(slots=True)
+class CaseStudy:
+    """A case under one dtype.
+
+    Args:
+        bench: The model.
+        case: The case.
+        context: Budgets of this case, from noise measured on it alone.
+        witness: What the unpacked path computed.
+        witness_flow: What passed through the model meanwhile.
+        yardstick: The same with its harmless variations, to hold a subject's against.
+        tokens: Tokens whose id occurs once.
+    """
+
+    bench: Workbench
+    case: Case
+    context: JudgingContext
+    witness: Observation
+    witness_flow: Sequence[ForwardCall]
+    yardstick: Yardstick
+    tokens: Tokens
+    _planted: dict[str, Signature] | None = None
+    _token_gradients: TokenGradients | None = None
+    _logits: dict[int, Tensor] | None = None
+
+    @staticmethod
+    def of(bench: Workbench, case: Case) -> CaseStudy:
+        """Run the unpacked path and its variations on a case.
+
+        Raises:
+            SubjectError: The unpacked path cannot be run.
+            StructureError: Its forms cannot be compared with each other.
+        """
+        subjects = (WITNESS, *(VARIATIONS[name] for name in bench.variations))
+        runs = {s.name: bench.observe_with_flow(s, case) for s in subjects}
+        forms = {name: observation for name, (observation, _) in runs.items()}
+        names = list(forms)
+        between = {
+            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups)
+            for number, other in enumerate(names)
+            for one in names[number + 1 :]
+        }
+        noise = measure_noise([NoiseSample(case.name, to_oracle=between, between=between)])
+        context = JudgingContext(
+            case=case.name,
+            groups=case.groups,
+            dtype_name=bench.dtype,
+            objective=bench.objective,
+            policy=bench.policy,
+            noise=noise,
+        )
+        tokens, witness_flow = tracked_tokens(case.groups), runs[WITNESS.name][1]
+        of_variations = [flow for name, (_, flow) in runs.items() if name != WITNESS.name]
+        epsilon = float(torch.finfo(DTYPES[bench.dtype]).eps)
+        return CaseStudy(
+            bench=bench,
+            case=case,
+            context=context,
+            witness=forms[WITNESS.name],
+            witness_flow=witness_flow,
+            yardstick=Yardstick(witness_flow, of_variations, tokens, epsilon),
+            tokens=tokens,
+        )
+
+    def differences(self, actual: Observation) -> Differences:
+        """How a subject differs from the unpacked path.
+
+        Raises:
+            StructureError: It holds other things.
+        """
+        return measure_differences(actual, self.witness, self.case, self.context)
+
+    def signature(self, actual: Observation) -> Signature:
+        """The signature of a subject's observation; raises as :meth:`differences`."""
+        return signature_of(self.differences(actual), actual, self.witness)
+
+    @property
+    def logp_budget(self) -> float:
+        """Largest difference of a log-prob that rounding explains."""
+        return self.differences(self.witness).logp_budget
+
+    @property
+    def logp_tolerance(self) -> float:
+        """How near two equal log-probs are."""
+        return 2 * self.context.noise.by_case[self.case.name, "differential", "per_token_logps", ""].max + 1e-9
+
+    @property
+    def group_losses(self) -> Tensor:
+        """Right loss of each group on its own, float64 [G]."""
+        losses, start = [], 0
+        for group in self.case.groups:
+            part = slice(start, start + len(group.completions))
+            start = part.stop
+            values = apply_dpo(
+                self.witness.per_token_logps[part],
+                self.witness.ref_per_token_logps[part],
+                [group],
+                self.bench.objective,
+            )
+            losses.append(values.loss)
+        return torch.stack(losses)
+
+    def planted(self) -> Mapping[str, Signature]:
+        """Signatures of the catalogue's faults on this case, by name; planted when first asked for."""
+        if self._planted is None:
+            self._planted = {}
+            for fault in plantable(self.case):
+                try:
+                    observation = self.bench.observe(FaultySubject(mutation=fault), self.case)
+                    signature = self.signature(observation)
+                except (SubjectError, StructureError):
+                    continue  # a fault that cannot even be compared here is nobody's neighbour
+                self._planted[fault.name] = signature
+        return self._planted
+
+    def token_gradients(self) -> TokenGradients:
+        """Gradient of each token's log-prob under the unpacked path; computed when first asked for."""
+        if self._token_gradients is None:
+            self._token_gradients = token_gradients(
+                WITNESS, self.bench.model, self.case.groups, self.bench.objective,
+                apply_objective=apply_dpo, ref_logps=self.witness.ref_per_token_logps, baseline=self.bench.baseline,
+            )  # fmt: skip
+        return self._token_gradients
+
+    def logits(self) -> Mapping[int, Tensor]:
+        """The unpacked path's logits at each tracked token, float64 [V]; computed when first asked for."""
+        if self._logits is None:
+            self._logits = {}
+            states = hidden_states(self.witness_flow, self.tokens, "final norm")
+            decoder = self.bench.decoder
+            if decoder is not None and states is not None:
+                first = states.first_copies()
+                with torch.no_grad():
+                    values = decoder.head(first.vectors.to(self.bench.model.device, self.bench.model.dtype))
+                self._logits = dict(zip(first.ids.tolist(), values.cpu().double(), strict=True))
+        return self._logits
+
+    def look_through(self, subject: Subject) -> Sight | None:
+        """Run a subject once more to see what attends to what.
+
+        Returns:
+            The sight, or None where the model's modules are not known.
+
+        Raises:
+            SubjectError: The subject raised.
+            WeightsChangedError: It changed the model.
+        """
+        decoder, model = self.bench.decoder, self.bench.model
+        if decoder is None:
+            return None
+        differentiable = gradient_support(subject, model).supported
+        with (
+            record_flow(decoder, policy_pass(model, differentiable=differentiable)) as calls,
+            record_attention(decoder, calls) as attentions,
+            restored_model(model, subject.name, seed=self.bench.seed),
+            torch.set_grad_enabled(differentiable),
+        ):
+            try:
+                subject.per_token_logps(model, self.case.groups)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                raise SubjectError(f"subject {subject.name} raised {type(error).__name__}: {error}") from error
+        return look(calls, attentions, self.tokens, self.case.groups)
+
+
+def plantable(case: Case) -> tuple[Fault, ...]:
+    """Faults of the catalogue that change a value on a case."""
+    return tuple(fault for fault in FAULTS if "parity" in fault.must_kill and fault.bites(case))
+
+
+def with_zeros(actual: Observation, expected: Observation) -> Observation:
+    """An observation in which LoRA tensors without gradient have one of zeros, and no others are there."""
+    if actual.gradients is None or expected.gradients is None:
+        return actual
+    gradients = {n: actual.gradients.get(n, torch.zeros_like(g)) for n, g in expected.gradients.items()}
+    return replace(actual, gradients=gradients)
