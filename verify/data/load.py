@@ -11,7 +11,7 @@ from pathlib import Path
 
 from verify.data.rows import DataError, Row, check_file, iter_rows
 from verify.data.sample import stratified_sample
-from verify.data.shapes import Shape, left_out_columns, shape_of
+from verify.data.shapes import Shape, left_out_columns, same_shape, shape_of
 from verify.data.tokenise import (
     ChatTokenizer,
     TokenizerIdentity,
@@ -187,7 +187,7 @@ def _survey(
     violations: list[Violation] = []
     left_out: Counter[str] = Counter()
     for row in iter_rows(path):
-        shape = _same_shape(row, shape)
+        shape = same_shape(row, shape)
         rows_read += 1
         left_out.update(left_out_columns(row))
         try:
@@ -208,16 +208,6 @@ def _survey(
         max_tokens=max_tokens,
         notes=_notes(shape, left_out, rows_read),
     )
-
-
-def _same_shape(row: Row, first: Shape | None) -> Shape:
-    shape = shape_of(row)
-    if first is not None and shape is not first:
-        raise DataError(
-            f"{row.place}: the row has shape {shape.name}, the rows before it {first.name}: "
-            "expected one shape in a file; split it"
-        )
-    return shape
 
 
 def _checked_lengths(group: PreferenceGroup, row: Row, max_tokens: int | None, vocab_size: int | None) -> PairLengths:

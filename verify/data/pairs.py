@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from verify.data.rows import Place
 from verify.data.violations import Reason, UnusableRow
@@ -12,8 +13,7 @@ USER = "user"
 SYSTEM = "system"
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One message of a conversation."""
 
     role: str
@@ -107,8 +107,11 @@ def text_pair(prompt: str, chosen: str, rejected: str, place: Place) -> TextPair
 
 def _shared_turns(chosen: Turns, rejected: Turns) -> int:
     most = min(len(chosen), len(rejected)) - 1
-    return next((i for i in range(most) if chosen[i] != rejected[i]), most)
+    for i in range(most):
+        if chosen[i] != rejected[i]:
+            return i
+    return most
 
 
 def _is_blank(turns: Turns) -> bool:
-    return not any(turn.content.strip() for turn in turns)
+    return all(not turn.content or turn.content.isspace() for turn in turns)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,7 +57,9 @@ def check_file(path: Path) -> None:
         raise DataError(f"preference file {path} has the suffix {path.suffix!r}: {expected}")
 
 
-def iter_rows(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Row]:
+def iter_rows(
+    path: Path, *, max_line_bytes: int = MAX_LINE_BYTES, on_line: Callable[[bytes], object] | None = None
+) -> Iterator[Row]:
     """Stream the rows of a JSON Lines (.jsonl, .json) or Parquet (.parquet) file.
 
     One line, or one small batch of Parquet rows, is in memory at a time. Blank lines hold no row; they count as lines.
@@ -64,6 +67,7 @@ def iter_rows(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[R
     Args:
         path: The file; its suffix decides the format.
         max_line_bytes: Longest line that is read, in bytes, without its line break.
+        on_line: Called with the bytes of every line of a JSON Lines file, blank ones too, in file order.
 
     Yields:
         The rows in file order.
@@ -73,7 +77,7 @@ def iter_rows(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[R
             most ``max_line_bytes``; the message names file and line.
     """
     check_file(path)
-    rows = _iter_parquet(path) if path.suffix.lower() == _PARQUET_SUFFIX else _iter_jsonl(path, max_line_bytes)
+    rows = _iter_parquet(path) if path.suffix.lower() == _PARQUET_SUFFIX else _iter_jsonl(path, max_line_bytes, on_line)
     is_empty = True
     for row in rows:
         is_empty = False
@@ -82,11 +86,28 @@ def iter_rows(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[R
         raise DataError(f"preference file {path} holds no row: expected at least one")
 
 
-def _iter_jsonl(path: Path, max_line_bytes: int) -> Iterator[Row]:
+def is_parquet(path: Path) -> bool:
+    """Whether the suffix of a file says Parquet."""
+    return path.suffix.lower() == _PARQUET_SUFFIX
+
+
+def parquet_num_rows(path: Path) -> int:
+    """The number of rows that a Parquet file says it has, without reading them.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is not Parquet.
+    """
+    with _parquet(path) as table:
+        return int(table.metadata.num_rows)
+
+
+def _iter_jsonl(path: Path, max_line_bytes: int, on_line: Callable[[bytes], object] | None) -> Iterator[Row]:
     with path.open("rb") as stream:
         for line_number, line in enumerate(_iter_lines(stream, path.name, max_line_bytes), start=1):
             place = Place(path.name, line_number)
-            if line.strip():
+            if on_line is not None:
+                on_line(line)
+            if not line.isspace():
                 yield Row(_parse_object(line, place), place)
 
 
@@ -111,7 +132,9 @@ def _parse_object(line: bytes, place: Place) -> dict[str, Any]:
             f"{place}: byte {error.start} of the line is not UTF-8 ({error.reason}): save the file as UTF-8"
         ) from error
     try:
-        value = json.loads(text)
+        value = _DECODER.decode(text)
+    except _DuplicateKey as error:
+        raise DataError(f"{place}: the key {error.args[0]!r} occurs twice in one object: expected it once") from error
     # ValueError also covers a number with too many digits; RecursionError, brackets nested without end.
     except (ValueError, RecursionError) as error:
         hint = " (an array over several lines is not JSON Lines)" if text.lstrip().startswith("[") else ""
@@ -121,18 +144,40 @@ def _parse_object(line: bytes, place: Place) -> dict[str, Any]:
     return value
 
 
-def _iter_parquet(path: Path) -> Iterator[Row]:
+class _DuplicateKey(Exception):  # noqa: N818 - carries the key out of the decoder
+    pass
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    columns = dict(pairs)
+    if len(columns) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateKey(next(name for name in names if names.count(name) > 1))
+    return columns
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+@contextmanager
+def _parquet(path: Path, *, rows_read: Callable[[], int] = lambda: 0) -> Iterator[Any]:
+    """An open Parquet file; whatever is wrong with it, found on opening or later, becomes a `DataError`."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise DataError(f"reading {path.name} needs pyarrow: pip install 'packparity[parquet]'") from error
-    row_number = 0
     try:
         with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
-                for columns in batch.to_pylist():
-                    row_number += 1
-                    yield Row(columns, Place(path.name, row_number))
+            yield table
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path.name}: not a readable Parquet file after row {row_number}: {error}") from error
+        raise DataError(f"{path.name}: not a readable Parquet file after row {rows_read()}: {error}") from error
+
+
+def _iter_parquet(path: Path) -> Iterator[Row]:
+    row_number = 0
+    with _parquet(path, rows_read=lambda: row_number) as table:
+        for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
+            for columns in batch.to_pylist():
+                row_number += 1
+                yield Row(columns, Place(path.name, row_number))

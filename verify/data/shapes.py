@@ -60,6 +60,14 @@ class Shape:
     read: Callable[[Row], Pair]
     without: tuple[str, ...] = ()
 
+    def fits(self, row: Row) -> bool:
+        """Whether a row is of this shape: `faults` is empty."""
+        columns = row.columns
+        for name, kind in self.columns.items():
+            if name not in columns or not kind.fits(columns[name]):
+                return False
+        return not any(name in columns for name in self.without)
+
     def faults(self, row: Row) -> list[str]:
         """Why a row is not of this shape; empty if it is."""
         missing = [f"missing column {name!r}" for name in self.columns if name not in row.columns]
@@ -189,7 +197,7 @@ def shape_of(row: Row) -> Shape:
         DataError: No shape matches; the message names the columns found and what the closest shape would need.
     """
     for shape in SHAPES:
-        if not shape.faults(row):
+        if shape.fits(row):
             return shape
     # max keeps the first of several, so the answer does not depend on chance.
     closest = max(SHAPES, key=lambda shape: (shape.num_fitting(row), -len(shape.faults(row))))
@@ -200,29 +208,63 @@ def shape_of(row: Row) -> Shape:
     raise DataError(f"{found}; known shapes: {known}")
 
 
+def same_shape(row: Row, first: Shape | None) -> Shape:
+    """The shape of a row, which has to be that of the rows before it.
+
+    Args:
+        row: The row.
+        first: The shape of the rows before it; None for the first row.
+
+    Raises:
+        DataError: No shape matches, or another one.
+    """
+    shape = shape_of(row)
+    if first is not None and shape is not first:
+        raise DataError(
+            f"{row.place}: the row has shape {shape.name}, the rows before it {first.name}: "
+            "expected one shape in a file; split it"
+        )
+    return shape
+
+
 def left_out_columns(row: Row) -> tuple[str, ...]:
     """The `CONTEXT_COLUMNS` that a row fills, and that its pair leaves out."""
     return tuple(name for name in CONTEXT_COLUMNS if row.columns.get(name))
 
 
 def _turns(row: Row, column: str) -> Turns:
-    return tuple(_turn(value, f"{column}[{i}]", row) for i, value in enumerate(row.columns[column]))
+    return tuple([_turn(value, column, i, row) for i, value in enumerate(row.columns[column])])
 
 
-def _turn(value: Mapping[str, Any], name: str, row: Row) -> Turn:
-    if not isinstance(value.get("role"), str) or "content" not in value:
+def _turn(value: Mapping[str, Any], column: str, index: int, row: Row) -> Turn:
+    role, content = value.get("role"), value.get("content")
+    # Nearly every turn is this one: a role, a text and no more. The rest is slower and says what is odd.
+    if len(value) == 2 and isinstance(role, str) and isinstance(content, str) and _is_text(content):
+        return Turn(role, content)
+    name = f"{column}[{index}]"
+    if not isinstance(role, str) or "content" not in value:
         raise DataError(f"{row.place}: {name} has {_names(value)}: expected a turn with the string role, and content")
     for extra in _TURN_EXTRAS:
         if value.get(extra):
             raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} carries {extra!r}")
-    return Turn(value["role"], _text(value["content"], f"{name}.content", row))
+    return Turn(role, _text(content, f"{name}.content", row))
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be encoded: JSON can spell half a surrogate pair, which no tokenizer takes."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(value: object, name: str, row: Row) -> str:
     if not isinstance(value, str):
         raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} is {_describe(value)}")
-    # JSON can spell half a surrogate pair ("\ud83d"), which no tokenizer can encode.
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if not _is_text(value):
         raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} holds half a surrogate pair")
     return value
 

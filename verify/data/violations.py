@@ -37,6 +37,8 @@ class Reason(StrEnum):
     """The texts agree, but a token spans the end of the prompt: each side implies other prompt tokens."""
     DOUBLED_BOS = "doubled_bos"
     """Plain text that already begins with the token that the tokenizer puts in front."""
+    TRUNCATED = "truncated"
+    """A sequence is longer than the trainer lets through: cut, the two sides may keep different prompts."""
     OVER_MAX_TOKENS = "over_max_tokens"
     """More tokens than were asked for; nothing is ever truncated."""
 

@@ -139,3 +139,19 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"needs pyarrow: pip install 'packparity\[parquet\]'"):
         list(iter_rows(tmp_path / "rows.parquet"))
+
+
+def test_a_key_twice_in_one_object_is_refused(tmp_path: Path) -> None:
+    """The later value would win without a word."""
+    path = tmp_path / "twice.jsonl"
+    path.write_text('{"a": 1}\n{"a": 1, "b": {"c": 1, "c": 2}}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"twice\.jsonl:2: the key 'c' occurs twice"):
+        list(iter_rows(path))
+
+
+def test_every_line_is_handed_over_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\r\n\n{"a": 2}')
+    lines: list[bytes] = []
+    assert len(list(iter_rows(path, on_line=lines.append))) == 2
+    assert b"".join(lines) == path.read_bytes()
