@@ -6,9 +6,12 @@ from collections import Counter
 
 import pytest
 
+from verify.calibration import batch as batch_module
 from verify.calibration.batch import RUN_SIZES, Batch, batch_sizes, draw_batch
+from verify.cases import Case
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import EquivalentMutant
+from verify.groups import PreferenceGroup
 from verify.subjects.faulty import FaultySubject
 from verify.tolerance import Policy
 
@@ -51,9 +54,18 @@ def test_honest_are_packed_subjects_and_equivalent_mutants_and_the_rest_are_faul
             if isinstance(subject, FaultySubject):
                 assert subject.mutation is not None
                 assert honest == isinstance(subject.mutation, EquivalentMutant)
-                assert subject.mutation == mutation_named(subject.mutation.name)
+                assert subject.mutation.replacement == mutation_named(subject.mutation.name).replacement
             else:
                 assert honest
+
+
+def test_trees_are_shifted_over_any_distance() -> None:
+    """The noise floor moves sequences as far as a row may place them: 200 slots here, more than the control allows."""
+    first, last = PreferenceGroup((1,) * 100, ((2,) * 50,), ((3,) * 50,)), PreferenceGroup((1,), ((2,),), ((3,),))
+    case = Case(name="far", why="the second tree starts at slot 200", groups=(first, last))
+    (mutant,) = (mutant for mutant in batch_module._MUTANTS if mutant.name == "positions-shifted-by-tree")
+    assert mutant.bites(case)
+    assert not mutant.bites(Case(name="near", why="one tree, which is not shifted", groups=(first,)))
 
 
 def test_mutations_run_only_where_a_case_can_show_them(batches: list[Batch]) -> None:
