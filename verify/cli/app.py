@@ -18,6 +18,7 @@ import typer  # noqa: E402
 from verify.cli.calibrate import calibrate  # noqa: E402
 from verify.cli.check import check  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
+from verify.cli.report import report  # noqa: E402
 
 app = typer.Typer(
     add_completion=False,
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(check)
 app.command()(faults)
 app.command()(calibrate)
+app.command()(report)
 
 _INTERRUPTED = 130
 """Status into which typer turns an interrupt."""
