@@ -18,12 +18,12 @@ from verify.checks.run import run_exact_checks
 from verify.comparison import Comparison, StructureError, compare_observations
 from verify.groups import check_token_ids
 from verify.judgement import Judgement, JudgingContext, judge
-from verify.model_state import Baseline, WeightsChangedError
-from verify.models.request import ModelRequest, ModelUnderTest, build_model
+from verify.model_holder import ModelHolder
+from verify.model_state import WeightsChangedError
+from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import DpoSigmoid
 from verify.observation import Observation, PhaseSlots, observe
-from verify.sentinel import model_bits, same_bits
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.subjects.oracle import apply_dpo, observe_oracle
@@ -34,10 +34,6 @@ from verify.verdict import Verdict, fold
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all and what is being done."""
-
-
-class LeftBehindError(Exception):
-    """A subject changed what every model in this process computes; it cannot be put back."""
 
 
 class WitnessError(Exception):
@@ -163,42 +159,6 @@ class _CaseRun:
     implausible: tuple[str, ...]
 
 
-class _ModelHolder:
-    """The model of one dtype, built again after a subject has changed its weights."""
-
-    def __init__(self, request: ModelRequest, dtype: str, prepare: Callable[[Any], None] | None) -> None:
-        self._request, self._dtype, self._prepare = request, dtype, prepare
-        self.rebuild()
-
-    @property
-    def model(self) -> Any:
-        return self.under_test.model
-
-    def rebuild(self) -> None:
-        self.under_test = build_model(self._request, self._dtype)
-        if self._prepare is not None:
-            self._prepare(self.under_test.model)
-        self.baseline = Baseline.read(self.under_test.model)
-        self.bits = model_bits(self.model)
-
-    def check_bits(self, subject: str) -> None:
-        """Hold the model to what it computed when it was built.
-
-        Raises:
-            LeftBehindError: It computes something else now, and so does a new one: nothing can be judged any more.
-            WeightsChangedError: It computes something else now; a new one does not.
-        """
-        if same_bits(self.bits, model_bits(self.model)):
-            return
-        built, before = build_model(self._request, self._dtype), self.bits
-        if not same_bits(before, model_bits(built.model)):
-            raise LeftBehindError(
-                f"subject {subject} left something behind that changes what any model computes (a patched function or "
-                "class?): no other subject can be judged in this run"
-            )
-        raise WeightsChangedError(f"subject {subject} left the model computing something else than before")
-
-
 def run_gate(request: GateRequest, progress: Progress, checks: Sequence[ExactCheck] = ()) -> GateOutcome:
     """Run the gate.
 
@@ -222,7 +182,7 @@ def run_gate(request: GateRequest, progress: Progress, checks: Sequence[ExactChe
     model: ModelUnderTest | None = None
     for dtype in request.dtypes:
         model = None  # frees the model of the dtype before
-        holder = _ModelHolder(request.model, dtype, request.prepare_model)
+        holder = ModelHolder(request.model, dtype, request.prepare_model)
         for case in request.cases:
             check_token_ids(case.groups, holder.model.get_input_embeddings().num_embeddings)
         runs = [_run_case(case, dtype, holder, request, oracle_cache, steps) for case in request.cases]
@@ -258,7 +218,7 @@ class _Steps:
 
 
 def _exact_checks(
-    request: GateRequest, checks: Sequence[ExactCheck], dtype: str, holder: _ModelHolder, steps: _Steps
+    request: GateRequest, checks: Sequence[ExactCheck], dtype: str, holder: ModelHolder, steps: _Steps
 ) -> tuple[Finding, ...]:
     start = time.perf_counter()
     try:
@@ -281,7 +241,7 @@ def _exact_checks(
 def _run_case(
     case: Case,
     dtype: str,
-    holder: _ModelHolder,
+    holder: ModelHolder,
     request: GateRequest,
     oracle_cache: dict[str, Observation],
     steps: _Steps,
@@ -352,7 +312,7 @@ def _run_subject(
     run: Callable[[Subject], Observation],
     expected: Observation,
     witness: Observation,
-    holder: _ModelHolder,
+    holder: ModelHolder,
 ) -> _SubjectRun:
     name = subject.name
     try:
@@ -374,7 +334,7 @@ def _run_subject(
     return _SubjectRun(subject=name, observation=kept, to_oracle=to_oracle, to_witness=to_witness)
 
 
-def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: _ModelHolder) -> Observation:
+def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: ModelHolder) -> Observation:
     """Run a subject; whether it returned or raised, the model must compute afterwards what it computed before."""
     try:
         observation = run(subject)

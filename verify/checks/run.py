@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 from verify.cases import Case
 from verify.checks.bench import Bench, Setting
@@ -13,34 +12,13 @@ from verify.checks.cases import CaseName, check_cases
 from verify.checks.check import ExactCheck, Finding, Measured, NotApplicableError
 from verify.checks.yardsticks import measure_yardsticks
 from verify.comparison import StructureError
-from verify.model_state import Baseline, WeightsChangedError, restored_model
+from verify.model_holder import ModelHolder
+from verify.model_state import WeightsChangedError, restored_model
 from verify.objective import DpoSigmoid
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.tolerance import Policy
 from verify.verdict import Verdict
-
-
-class ModelHolder(Protocol):
-    """The model of one dtype, as the gate holds it."""
-
-    @property
-    def model(self) -> Any:
-        """The model."""
-        ...
-
-    @property
-    def baseline(self) -> Baseline:
-        """What it must be after each subject."""
-        ...
-
-    def rebuild(self) -> None:
-        """Build it again, after a subject changed its weights."""
-        ...
-
-    def check_bits(self, subject: str) -> None:
-        """Raise where it computes something else than when it was built."""
-        ...
 
 
 def run_exact_checks(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verify.cases import Case
-from verify.gate import LeftBehindError, Progress, Result
+from verify.gate import Progress, Result
+from verify.model_holder import LeftBehindError
 from verify.models.configs import named_config
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from verify.gate import GateRequest, LeftBehindError, run_gate
+from verify.gate import GateRequest, run_gate
+from verify.model_holder import LeftBehindError
 from verify.shrink.candidate import Candidate
 from verify.shrink.failure import CLEARLY, Failure, failure_of
 from verify.subject import Subject

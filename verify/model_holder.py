@@ -1,0 +1,58 @@
+"""The model that a run works on, and what it must be after each subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from verify.model_state import Baseline, WeightsChangedError
+from verify.models.request import ModelRequest, build_model
+from verify.sentinel import model_bits, same_bits
+
+
+class LeftBehindError(Exception):
+    """A subject changed what every model in this process computes; it cannot be put back."""
+
+
+class ModelHolder:
+    """The model of one dtype, built again after a subject has changed its weights.
+
+    Args:
+        request: What to build.
+        dtype: Name of the dtype.
+        prepare: Called with each model that is built, before anything runs on it.
+    """
+
+    def __init__(self, request: ModelRequest, dtype: str, prepare: Callable[[Any], None] | None = None) -> None:
+        self._request, self._dtype, self._prepare = request, dtype, prepare
+        self.rebuild()
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self.under_test.model
+
+    def rebuild(self) -> None:
+        """Build it, and read what it must be from now on."""
+        self.under_test = build_model(self._request, self._dtype)
+        if self._prepare is not None:
+            self._prepare(self.under_test.model)
+        self.baseline = Baseline.read(self.under_test.model)
+        self.bits = model_bits(self.model)
+
+    def check_bits(self, subject: str) -> None:
+        """Hold the model to what it computed when it was built.
+
+        Raises:
+            LeftBehindError: It computes something else now, and so does a new one: nothing can be judged any more.
+            WeightsChangedError: It computes something else now; a new one does not.
+        """
+        if same_bits(self.bits, model_bits(self.model)):
+            return
+        built, before = build_model(self._request, self._dtype), self.bits
+        if not same_bits(before, model_bits(built.model)):
+            raise LeftBehindError(
+                f"subject {subject} left something behind that changes what any model computes (a patched function or "
+                "class?): no other subject can be judged in this run"
+            )
+        raise WeightsChangedError(f"subject {subject} left the model computing something else than before")
