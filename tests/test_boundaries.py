@@ -28,7 +28,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "packed_impl": frozenset({"torch", "transformers", "peft", "numpy"}),
     "reports": frozenset({"pydantic", "rich", "jinja2", "markupsafe", "matplotlib"}),
     "verify": frozenset(
-        "torch numpy transformers peft safetensors pyarrow jinja2 pydantic rich typer reports".split()  # noqa: SIM905
+        "torch numpy transformers peft safetensors pyarrow hypothesis jinja2 pydantic rich typer reports".split()  # noqa: SIM905
     ),
     "verify/subjects": frozenset({"torch", "reference_impl", "packed_impl"}),
 }
@@ -134,7 +134,8 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 
 def test_everything_imported_from_elsewhere_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["parquet"]]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["parquet"], *extras["calibrate"]]
     declared = {re.split(r"[^A-Za-z0-9_.-]", requirement)[0].lower() for requirement in requirements}
     imported = {i.package for source in sources().values() for i in imports(source)}
     foreign = imported - STANDARD_LIBRARY - OURS - {COMPUTED}
