@@ -167,16 +167,16 @@ class _Task:
         )
         if not clear:
             return self._as_it_is(cases[0], faint, f"not shrunk: less than {CLEARLY:g} budgets may be rounding")
-        for case in cases[:_STARTS]:
+        for number, case in enumerate(cases[:_STARTS]):
+            if number and time.monotonic() >= self.until:
+                break
             start = self._start(case, clear[case.name])
             if start is not None:
                 return self._minimised(start, case)
         if not self._has_own_trials:
-            takes, may = (
-                f"a trial takes about {self.effort.trial_s:.0f} s",
-                f"shrinking may take {self.effort.seconds:g} s",
-            )
-            return self._as_it_is(cases[0], clear, f"not shrunk: {takes}, {may}")
+            takes = f"a trial takes about {self.effort.trial_s:.0f} s"
+            note = f"not shrunk: {takes}, shrinking may take {self.effort.seconds:g} s"
+            return self._as_it_is(cases[0], clear, note)
         raise NotShrunkError(
             f"not shrunk: alone, case {cases[0].name} does not fail by {CLEARLY:g} budgets as it did in the run "
             "(does the subject depend on what ran before?)"
