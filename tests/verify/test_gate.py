@@ -367,3 +367,16 @@ def test_gradients_that_do_not_come_from_the_returned_loss_are_an_error(
     (judged,) = gate([_OwnBackward(third_party("ByHand"))], [short_case]).results
     assert judged.verdict is Verdict.ERROR
     assert "was there before backward" in judged.reasons[0]
+
+
+def test_a_case_that_proves_nothing_does_not_widen_the_budgets_of_others(
+    gate: Any, third_party: Any, short_case: Case
+) -> None:
+    """With one token throughout, attention weights do not matter: gradients of q and k are rounding noise."""
+    one_token = Case(name="one-token", why="", groups=(PreferenceGroup((7,) * 5, ((7,) * 3,), ((7,) * 4,)),))
+    (alone,) = gate([third_party("ByHand")], [short_case]).results
+    results = {result.case: result for result in gate([third_party("ByHand")], [short_case, one_token]).results}
+    assert results["one-token"].verdict is Verdict.INCONCLUSIVE
+    assert "oracle and unpacked model (pairwise) disagree" in results["one-token"].reasons[0]
+    assert results["one-pair"] == alone
+    assert alone.verdict is Verdict.PASS
