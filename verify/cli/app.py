@@ -18,11 +18,11 @@ import typer  # noqa: E402
 from verify.cli.calibrate import calibrate  # noqa: E402
 from verify.cli.check import check  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
+from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.report import report  # noqa: E402
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Verifies that packed preference training computes what unpacked training computes.",
 )
@@ -42,23 +42,44 @@ def _program() -> None:
 
 def main() -> None:
     """Run the program and turn failures into one message and an exit status."""
-    debug = "--debug" in sys.argv
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
     try:
-        app()
-    except SystemExit as ended:
-        if ended.code == _INTERRUPTED:
+        check_arguments(arguments)
+        # Not standalone: typer would draw a box around what is wrong, over several lines.
+        status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
+        if status == _INTERRUPTED:
             _say("interrupted: nothing was written")
-        raise
     except ValueError as error:
         if debug:
             traceback.print_exc()
         _say(f"error: {error}")
-        sys.exit(2)
+        status = 2
     except Exception as error:
-        if debug:
+        wrong = _wrong_usage(error)
+        if debug and not wrong:
             traceback.print_exc()
-        _say(f"nothing was proven: {type(error).__name__}: {error} (--debug shows where)")
-        sys.exit(3)
+        if wrong:
+            _say(f"error: {wrong}")
+        else:
+            _say(f"nothing was proven: {type(error).__name__}: {error} (--debug shows where)")
+        status = 2 if wrong else 3
+    except SystemExit:  # typer, where whoever reads standard output has gone; its status would be that of a FAIL
+        _say("nothing was proven: standard output was closed")
+        status = 3
+    sys.exit(status if arguments else 2)
+
+
+def _wrong_usage(error: Exception) -> str:
+    """What typer found wrong with the command line, and where one can read what would be right; "" for other errors.
+
+    Told by what its exceptions have rather than by their class, which has moved from click to typer.
+    """
+    if not hasattr(error, "format_message"):
+        return ""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "packparity"
+    return f"{str(error.format_message()).rstrip('. ')} ({command} --help lists what can be given)"
 
 
 def _say(message: str) -> None:

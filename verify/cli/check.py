@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from verify.cli.imports import heavy_imports
+
 _HELP_MODEL = (
     "tiny, qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b (published config, seeded weights), a checkpoint folder, or a JSON file "
     "of a shape (seeded weights)."
@@ -55,14 +57,33 @@ def check(
     from verify.cli.app import STARTED
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from rich.console import Console
+    from reports.store import check_writable
+    from verify.cli import option_checks
 
-    from reports.store import check_writable, discard_results, record_json, write_reports
-    from reports.terminal import print_record
-    from verify.check_request import CheckOptions, prepare_check, run_check, subjects_end_nothing
-    from verify.cli.progress import show_progress
-    from verify.shrink.folder import discard_reproductions
-    from verify.verdict import Verdict, exit_status
+    option_checks.check_model(model, layers)
+    option_checks.check_subjects(subject or (), backend or ())
+    option_checks.check_dtypes(dtype or ())
+    option_checks.check_variations(variation or ())
+    option_checks.check_device_name(device)
+    option_checks.check_numbers(seed=seed, threads=threads, beta=beta, label_smoothing=label_smoothing)
+    option_checks.check_policy(policy)
+    option_checks.check_data_options(
+        data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=cases_file
+    )
+    if data is None and cases_file is None:
+        option_checks.check_case_names(case or ())
+    if out is not None:
+        check_writable(out)
+
+    with heavy_imports():
+        from rich.console import Console
+
+        from reports.store import discard_results, record_json, write_reports
+        from reports.terminal import print_record
+        from verify.check_request import CheckOptions, prepare_check, run_check, subjects_end_nothing
+        from verify.cli.progress import show_progress
+        from verify.shrink.folder import discard_reproductions
+        from verify.verdict import Verdict, exit_status
 
     options = CheckOptions(
         model=model,
@@ -87,8 +108,6 @@ def check(
         shrink=shrink,
         shrink_seconds=shrink_seconds,
     )
-    if out is not None:
-        check_writable(out)
     import_s = time.perf_counter() - STARTED
     # Subjects print and exit as they like: neither may pass for the program's own output or status.
     with contextlib.redirect_stdout(sys.stderr), subjects_end_nothing():

@@ -240,10 +240,19 @@ WRONG: dict[str, tuple[Callable[[Files, Path], Arguments], str]] = {
     "a subject file without the class": (subject_file("class Yours: pass"), "mine.py has no 'Mine'; it defines Yours"),
     "a subject twice": (options("--subject", "split", "--subject", "split"), "subjects named twice: split"),
     "subject and backend": (options("--subject", "split", "--backend", "split"), "give --subject or --backend, not"),
-    "unknown backend": (options("--backend", "sdpa"), "unknown backend 'sdpa': give dense-eager, dense-sdpa, flex, "),
-    "unknown dtype": (options("--dtype", "float16"), "unknown dtype 'float16': give float64, float32, bfloat16"),
-    "unknown case": (options("--case", "balancd"), "unknown case 'balancd': give some of balanced, "),
-    "unknown variation": (options("--variation", "padded"), "unknown variations padded: give some of eager, "),
+    "unknown backend": (options("--backend", "sdpa"), "unknown backend 'sdpa': give one of dense-eager, "),
+    "unknown dtype": (
+        options("--dtype", "float16"),
+        "unknown dtype 'float16' (did you mean bfloat16?): give one of float64, float32, bfloat16",
+    ),
+    "unknown case": (
+        options("--case", "balancd"),
+        "unknown case 'balancd' (did you mean balanced?): give one of balanced, ",
+    ),
+    "unknown variation": (
+        options("--variation", "padded"),
+        "unknown variation 'padded' (did you mean padded-left?): give one of eager, ",
+    ),
     "data without a tokenizer": (lambda f, t: ["--data", f.write("rows.jsonl", ROW)], "--data needs --tokenizer DIR"),
     "a tokenizer without data": (lambda f, t: ["--tokenizer", t], "--tokenizer goes with --data FILE"),
     "a data file that is absent": (
@@ -262,7 +271,10 @@ WRONG: dict[str, tuple[Callable[[Files, Path], Arguments], str]] = {
         "p.toml: key 'schema_version' is missing; ",
     ),
     "a policy that is absent": (lambda f, t: ["--policy", f.folder / "no.toml"], "no.toml: cannot be read: "),
-    "a device that is none": (options("--device", "gpu"), "--device gpu: not a torch device; give cpu, cuda or cuda:N"),
+    "a device that is none": (
+        options("--device", "gpu"),
+        "--device gpu: not a device that is supported; give cpu, cuda or cuda:N",
+    ),
     "label smoothing of 0.7": (options("--label-smoothing", 0.7), "label_smoothing is 0.7: it must lie in [0, 0.5)"),
     "beta of zero": (options("--beta", 0), "beta is 0.0: it must be a positive number"),
     "beta that is not a number": (options("--beta", "nan"), "beta is nan: it must be a positive number"),

@@ -1,0 +1,130 @@
+"""What can be said about options without torch, and so at once: names, ranges, files that are not there.
+
+The run checks everything again where it uses it; a checkpoint, a subject's file or a data set is looked into there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+
+from verify.cases import synthetic_cases, tiny_cases
+from verify.data.rows import check_file
+from verify.models.configs import NAMED_CONFIGS, named_config
+from verify.objective import DpoSigmoid
+from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, DTYPE_NAMES, VARIATION_NAMES
+from verify.tolerance import load_policy
+
+_LARGEST_SEED = 2**63 - 2
+"""Adapters are drawn with the seed after it, and torch's seeds are 64-bit integers."""
+_MOST_THREADS = 1024
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse an empty argument: an empty path would be the working directory, an empty name nothing.
+
+    Raises:
+        ValueError: Naming the option in front of it.
+    """
+    for before, argument in pairwise(("", *arguments)):
+        option, equals, value = argument.partition("=")
+        if equals and option.startswith("--") and not value.strip():
+            raise ValueError(f"{option} is empty: give a value, or leave the option out")
+        if not argument.strip():
+            raise ValueError(f"{before or 'the first argument'} is empty: give a value, or leave the option out")
+
+
+def check_model(name: str, layers: int | None) -> None:
+    """Refuse a model that neither has a name of ours nor is there, and a depth that a named one does not have."""
+    if name.lower() in NAMED_CONFIGS:
+        published = named_config(name).num_hidden_layers
+        if layers is not None and layers > published:
+            raise ValueError(f"--layers {layers}: {name} has {published} layers")
+    elif not Path(name).exists():
+        if name.lower().endswith(".json"):
+            raise ValueError(f"model file {name}: there is no such file")
+        named_config(name)
+
+
+def check_dtypes(names: Sequence[str]) -> None:
+    """Refuse an unknown dtype."""
+    _check_names("dtype", names, DTYPE_NAMES)
+
+
+def check_variations(names: Sequence[str]) -> None:
+    """Refuse an unknown variation of the unpacked path."""
+    _check_names("variation", names, VARIATION_NAMES)
+
+
+def check_case_names(names: Sequence[str]) -> None:
+    """Refuse an unknown case of ours."""
+    _check_names("case", names, [case.name for case in (*tiny_cases(2**8, 0), *synthetic_cases(2**8, 0))])
+
+
+def check_subjects(names: Sequence[str], backends: Sequence[str]) -> None:
+    """Refuse an unknown built-in subject, an unknown backend, a file that is not there, and both options at once."""
+    if names and backends:
+        raise ValueError("give --subject or --backend, not both: --backend chooses among the built-in subjects")
+    _check_names("backend", backends, BACKEND_NAMES)
+    for name in names:
+        origin, colon, _ = name.rpartition(":")
+        if origin.endswith(".py") and not Path(origin).is_file():
+            kind = "a folder" if Path(origin).is_dir() else "no such file"
+            raise ValueError(f"subject file {origin}: there is {kind}; give file.py:Class")
+        if not colon:
+            hint = "package.module:Class, file.py:Class or fault:NAME"
+            _check_names("subject", [name], [*BUILT_IN_SUBJECT_NAMES, hint])
+
+
+def check_numbers(*, seed: int, threads: int | None = None, beta: float = 0.1, label_smoothing: float = 0.0) -> None:
+    """Refuse numbers that torch or the objective could not use."""
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise ValueError(f"--seed {seed}: give an integer from 0 to {_LARGEST_SEED}")
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise ValueError(f"--threads {threads}: give an integer from 1 to {_MOST_THREADS}")
+    DpoSigmoid(beta=beta, label_smoothing=label_smoothing)
+
+
+def check_device_name(device: str) -> None:
+    """Refuse what is not the name of a device that is supported."""
+    if not _DEVICE.fullmatch(device):
+        raise ValueError(f"--device {device}: not a device that is supported; give cpu, cuda or cuda:N")
+
+
+def check_policy(path: Path | None) -> None:
+    """Refuse a policy that cannot be used."""
+    if path is not None:
+        load_policy(path)
+
+
+def check_data_options(
+    data: Path | None, *, tokenizer: Path | None, pairs: int | None, max_tokens: int | None, cases_file: Path | None
+) -> None:
+    """Refuse options that go with ``--data`` without it, ``--data`` without a tokenizer, and files not there."""
+    if data is None:
+        for name, value in (("--tokenizer", tokenizer), ("--pairs", pairs), ("--max-tokens", max_tokens)):
+            if value is not None:
+                raise ValueError(f"{name} goes with --data FILE, which was not given")
+    elif cases_file is not None:
+        raise ValueError("give --data or --cases-file, not both: each names the cases of the run")
+    elif tokenizer is None:
+        raise ValueError("--data needs --tokenizer DIR: pairs are tokenised through its chat template")
+    else:
+        check_file(data)
+        if not tokenizer.is_dir():
+            raise ValueError(f"--tokenizer {tokenizer}: there is no such folder; give the folder with tokenizer.json")
+    if cases_file is not None and not cases_file.is_file():
+        found = "a folder" if cases_file.is_dir() else "no such file"
+        raise ValueError(f"--cases-file {cases_file}: there is {found}; give a JSON file of cases")
+
+
+def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ValueError(f"unknown {what} {name!r}{hint}: give one of {', '.join(known)}")
