@@ -32,12 +32,14 @@ class TokenGradients:
 
     Args:
         names: LoRA tensors, in the order of the columns.
+        sizes: Elements of each.
         basis: float64, [N, P].
         weights: d loss / d logp of the right objective, float64, [N].
         lengths: Tokens of each completion.
     """
 
     names: tuple[str, ...]
+    sizes: tuple[int, ...]
     basis: Tensor
     weights: Tensor
     lengths: tuple[int, ...]
@@ -104,6 +106,7 @@ def token_gradients(
     loss = apply_objective(leaves, ref_logps, groups, objective).loss
     return TokenGradients(
         names=tuple(lora_tensor_name(name) for name, _ in trained),
+        sizes=tuple(p.numel() for _, p in trained),
         basis=torch.stack(rows),
         weights=torch.cat(torch.autograd.grad(loss, leaves)),
         lengths=tuple(len(logp) for logp in logps),
@@ -111,7 +114,7 @@ def token_gradients(
 
 
 def explain_gradient(actual: Mapping[str, Tensor], of_tokens: TokenGradients) -> Weights | None:
-    """Weights of the tokens in a gradient.
+    """Weights of the tokens in a gradient. Every LoRA tensor counts alike, however large its gradient is.
 
     Args:
         actual: The subject's gradients by LoRA tensor; zeros where one is missing.
@@ -124,11 +127,13 @@ def explain_gradient(actual: Mapping[str, Tensor], of_tokens: TokenGradients) ->
         ValueError: A tensor without gradient.
     """
     right = of_tokens.weights @ of_tokens.basis
-    difference = _flat(actual, of_tokens) - right
+    scale = _one_over_norms(right, of_tokens.sizes)
+    basis, difference = of_tokens.basis * scale, (_flat(actual, of_tokens) - right) * scale
     size = float(difference.norm())
     if not math.isfinite(size) or size == 0:
         return None
-    whole = torch.stack([part.sum(0) for part in _scaled_basis(of_tokens)])
+    of_responses = torch.split(of_tokens.weights[:, None] * basis, list(of_tokens.lengths))
+    whole = torch.stack([part.sum(0) for part in of_responses])
     per_completion, left_by_completion = _solve(whole, difference)
     by_completion = left_by_completion <= _IN_SPAN
     if by_completion:
@@ -137,13 +142,15 @@ def explain_gradient(actual: Mapping[str, Tensor], of_tokens: TokenGradients) ->
             torch.full((length,), 1 + float(x)) for length, x in zip(of_tokens.lengths, per_completion, strict=True)
         )
         return Weights(ratios, left_by_completion, True)
-    solution, left_over = _solve(of_tokens.basis, difference)
+    solution, left_over = _solve(basis, difference)
     ratios = torch.split(1 + solution / of_tokens.weights, list(of_tokens.lengths))
     return Weights(tuple(ratios), left_over, False)
 
 
-def _scaled_basis(of_tokens: TokenGradients) -> tuple[Tensor, ...]:
-    return torch.split(of_tokens.weights[:, None] * of_tokens.basis, list(of_tokens.lengths))
+def _one_over_norms(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
+    """For every element 1 over the norm of its tensor; 0 where that is 0."""
+    norms = torch.stack([part.norm() for part in torch.split(gradient, list(sizes))])
+    return torch.repeat_interleave(torch.where(norms > 0, 1 / norms, 0.0), torch.tensor(sizes))
 
 
 def _solve(basis: Tensor, target: Tensor) -> tuple[Tensor, float]:

@@ -80,7 +80,7 @@ def leave_one_out(
             continue
         progress(fault.name)
         biting = sorted((case for case in cases if fault.bites(case)), key=lambda case: case.pairwise_slots)
-        if not biting and (made is None or fault not in plantable(made)):
+        if not biting and (made is None or not plantable([fault], made)):
             raise ValueError(f"fault {fault.name} bites on none of {', '.join(case.name for case in cases)}")
         found = diagnostician.diagnose(FaultySubject(mutation=fault), biting[:1], without=frozenset({fault.name}))
         yield Attribution(fault.name, fault.stage, found)

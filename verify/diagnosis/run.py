@@ -11,6 +11,8 @@ from verify.cases import Case, tiny_cases
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.patterns.over_cases import case_patterns
 from verify.diagnosis.study import Workbench
+from verify.faults.catalogue import FAULTS
+from verify.faults.fault import Fault
 from verify.gate import GateRequest, Progress, Result
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
@@ -52,6 +54,7 @@ def diagnose_failures(
     *,
     large: bool,
     reproductions: Mapping[tuple[str, str], str],
+    faults: tuple[Fault, ...] = FAULTS,
 ) -> Diagnoses:
     """Diagnose every subject that failed, up to a number.
 
@@ -61,6 +64,7 @@ def diagnose_failures(
         progress: Called before each diagnosis.
         large: The model is large; subjects are then run again on the tiny one.
         reproductions: Folder of the shrunk reproduction by subject and dtype.
+        faults: The catalogue that is planted.
 
     Returns:
         The diagnoses; nothing where nothing failed.
@@ -73,7 +77,7 @@ def diagnose_failures(
     records = []
     for number, failure in enumerate(failures[:AT_MOST]):
         progress(number, min(len(failures), AT_MOST), f"diagnosis of {failure.subject.name}")
-        found, dtype = _diagnose(failure, request, own_model, benches)
+        found, dtype = _diagnose(failure, request, own_model, benches, faults)
         reproduction = reproductions.get((failure.subject.name, failure.dtype), "")
         records.append(_record(failure, found, dtype, request, own_model, reproduction))
     left_out = [failure.subject.name for failure in failures[AT_MOST:]]
@@ -97,7 +101,11 @@ def _failure(subject: Subject, results: Sequence[Result]) -> _Failure | None:
 
 
 def _diagnose(
-    failure: _Failure, request: GateRequest, own_model: bool, benches: dict[str, Diagnostician]
+    failure: _Failure,
+    request: GateRequest,
+    own_model: bool,
+    benches: dict[str, Diagnostician],
+    faults: tuple[Fault, ...],
 ) -> tuple[Diagnosis, str]:
     """The diagnosis and the dtype it was made in: float32 where only bfloat16 failed, if it fails there too."""
     model = request.model if own_model else ModelRequest(
@@ -108,9 +116,14 @@ def _diagnose(
     for dtype in ("float32", "bfloat16") if failure.dtype == "bfloat16" else (failure.dtype,):
         if dtype not in benches:
             bench = Workbench(
-                request=model, dtype=dtype, objective=request.objective, policy=request.policy, seed=request.seed,
+                request=model,
+                dtype=dtype,
+                objective=request.objective,
+                policy=request.policy,
+                seed=request.seed,
                 variations=request.variations if own_model else tuple(VARIATIONS),
-            )  # fmt: skip
+                faults=faults,
+            )
             benches[dtype] = Diagnostician(bench)
         try:
             found = benches[dtype].diagnose(failure.subject, cases)

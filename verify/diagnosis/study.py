@@ -36,7 +36,17 @@ from verify.tolerance import Policy
 
 @dataclass(slots=True)
 class Workbench:
-    """The model that subjects are run on again, and what it was when it was built."""
+    """The model that subjects are run on again, and what it was when it was built.
+
+    Args:
+        request: The model request.
+        dtype: Name of the dtype.
+        objective: beta and label smoothing.
+        policy: Factors of the budgets.
+        seed: Seed of torch's generator during passes.
+        variations: Harmless variations of the unpacked path, which set the noise.
+        faults: The catalogue that is planted.
+    """
 
     request: ModelRequest
     dtype: str
@@ -44,6 +54,7 @@ class Workbench:
     policy: Policy
     seed: int
     variations: tuple[str, ...] = tuple(VARIATIONS)
+    faults: tuple[Fault, ...] = FAULTS
     model: Any = field(init=False)
     baseline: Baseline = field(init=False)
     decoder: Decoder | None = field(init=False)
@@ -188,7 +199,7 @@ class CaseStudy:
         """Signatures of the catalogue's faults on this case, by name; planted when first asked for."""
         if self._planted is None:
             self._planted = {}
-            for fault in plantable(self.case):
+            for fault in plantable(self.bench.faults, self.case):
                 try:
                     observation = self.bench.observe(FaultySubject(mutation=fault), self.case)
                     signature = self.signature(observation)
@@ -248,9 +259,9 @@ class CaseStudy:
         return look(calls, attentions, self.tokens, self.case.groups)
 
 
-def plantable(case: Case) -> tuple[Fault, ...]:
-    """Faults of the catalogue that change a value on a case."""
-    return tuple(fault for fault in FAULTS if "parity" in fault.must_kill and fault.bites(case))
+def plantable(faults: Sequence[Fault], case: Case) -> tuple[Fault, ...]:
+    """Those faults that change a value on a case."""
+    return tuple(fault for fault in faults if "parity" in fault.must_kill and fault.bites(case))
 
 
 def with_zeros(actual: Observation, expected: Observation) -> Observation:

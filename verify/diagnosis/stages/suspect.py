@@ -38,10 +38,12 @@ def rank(from_evidence: Sequence[Suspect], nearest: Sequence[tuple[str, StageNam
     best: dict[StageName, Suspect] = {}
     for suspect in from_evidence:
         _keep_nearer(best, suspect)
-    pointed_to = set(best)
+    pointed_to = dict(best)
     for name, stage, distance in nearest:
         if distance <= SAME_SIGNATURE:
-            _keep_nearer(best, Suspect(stage, distance, f"the planted fault {name} has the same signature"))
+            because = f"the planted fault {name} has the same signature"
+            measured = f"; {pointed_to[stage].because}" if stage in pointed_to else ""
+            _keep_nearer(best, Suspect(stage, distance, because + measured))
         else:
             _keep_nearer(
                 best, Suspect(stage, 0.5 + distance / 2, f"the planted fault {name} is at distance {distance:.2f}")
