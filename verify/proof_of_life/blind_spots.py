@@ -156,10 +156,10 @@ def _of_gradients(results: Sequence[Result]) -> Iterable[BlindSpotRecord]:
 
 
 def _of_precision(dtypes: Sequence[str], within_rounding: Sequence[tuple[str, str]]) -> Iterable[BlindSpotRecord]:
-    """Faults that rounding hides, in bfloat16 by their nature, elsewhere as this run has shown."""
+    """Faults that rounding hides, by their own description or as this run has shown."""
     for dtype in dtypes:
         shown = [fault for of_dtype, fault in within_rounding if of_dtype == dtype]
-        by_nature = [f.name for f in FAULTS if "bfloat16" in f.invisible_where] if dtype == "bfloat16" else []
+        by_nature = [fault.name for fault in FAULTS if dtype not in fault.dtypes]
         if shown or by_nature:
             yield BlindSpotRecord(
                 what=f"faults smaller than the rounding of {dtype}",

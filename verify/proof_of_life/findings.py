@@ -107,7 +107,7 @@ def findings_of(
             Finding(
                 planting=planting,
                 kill=kill,
-                hides_in_rounding=survived_there or kill.outcome.verdict is Verdict.NOT_APPLICABLE,
+                hides_in_rounding=survived_there or kill.outcome is Outcome.HIDDEN,
             )
         )
     return tuple(findings)
