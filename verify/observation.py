@@ -14,7 +14,7 @@ from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.objective import DpoSigmoid
 from verify.slots import SlotCount, count_slots
-from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss
+from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss, said_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def observe(
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a script that exits must not end the run with its own status
-            raise SubjectError(f"subject {subject.name} raised {type(error).__name__}: {error}") from error
+            raise SubjectError(f"subject {subject.name} raised {said_by(error)}") from error
     return Observation(
         per_token_logps=passes.logps,
         ref_per_token_logps=passes.refs,

@@ -21,7 +21,7 @@ Optional attributes and methods:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,9 +31,37 @@ from torch import Tensor
 from verify.cases import Case
 from verify.groups import PreferenceGroup
 
+OPTIONAL_METHODS = ("supports", "supports_gradients", "loss", "packed_rows")
+
+_LONGEST_MESSAGE = 500
+
 
 class SubjectError(Exception):
     """A subject broke its contract: it raised, or returned something that cannot be compared."""
+
+
+def bounded(text: str) -> str:
+    """Text of a subject in one line that any file can hold: no control characters, no half of a pair, not too long."""
+    one_line = " ".join(text.split())
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one_line)
+    return printable if len(printable) <= _LONGEST_MESSAGE else f"{printable[: _LONGEST_MESSAGE - 1]}…"
+
+
+def said_by(error: BaseException) -> str:
+    """Class and message of what a subject raised; its message may itself raise."""
+    return bounded(f"{type(error).__name__}: {_read(error, str)}")
+
+
+def shown(value: object) -> str:
+    """What a subject returned, for a message."""
+    return bounded(_read(value, repr))
+
+
+def _read(value: object, as_text: Callable[[object], str]) -> str:
+    try:
+        return as_text(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +101,9 @@ def layout_of(subject: Subject) -> str:
     """
     layout = getattr(subject, "layout", "packed")
     if layout not in ("packed", "unpacked"):
-        raise SubjectError(f"subject {subject.name}: layout is {layout!r}; it must be 'packed' or 'unpacked'")
+        raise SubjectError(
+            f"subject {subject.name}: layout is {bounded(repr(layout))}; it must be 'packed' or 'unpacked'"
+        )
     return str(layout)
 
 
@@ -108,14 +138,14 @@ def _ask(subject: Subject, method: str, argument: object) -> Support:
     try:
         answer = ask(argument)
     except (Exception, SystemExit) as error:
-        raise SubjectError(f"subject {subject.name}: {method} raised {type(error).__name__}: {error}") from error
+        raise SubjectError(f"subject {subject.name}: {method} raised {said_by(error)}") from error
     supported = getattr(answer, "supported", None)
     if not isinstance(supported, bool):
         raise SubjectError(
-            f"subject {subject.name}: {method} returned {answer!r}; it must return an object with the attributes "
+            f"subject {subject.name}: {method} returned {shown(answer)}; it must return an object with the attributes "
             "supported (bool) and reason (str)"
         )
-    reason = str(getattr(answer, "reason", ""))
+    reason = bounded(_read(getattr(answer, "reason", ""), str))
     if not supported and not reason:
         raise SubjectError(f"subject {subject.name}: {method} said no without a reason")
     return Support(supported, reason)

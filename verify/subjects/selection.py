@@ -10,8 +10,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
+from verify.frozen_subject import frozen
 from verify.named_object import SelectionError, named_object
-from verify.subject import Subject, SubjectError, layout_of
+from verify.subject import Subject, SubjectError, said_by
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.pairwise import VARIATIONS
 
@@ -48,7 +49,7 @@ def select_subject(name: str) -> Subject:
             in). A class is called without arguments; an instance is taken as it is.
 
     Returns:
-        The subject; name, layout and method are checked.
+        The subject; what a third party's says about itself is checked, and asked only here.
 
     Raises:
         SelectionError: Unknown name, an import that failed, no such attribute, or not a subject.
@@ -79,15 +80,8 @@ def _instantiate(found: Any, name: str) -> Subject:
     try:
         subject = found() if isinstance(found, type) else found
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises
-        raise SelectionError(
-            f"subject {name} cannot be made without arguments: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(getattr(subject, "name", None), str) or not subject.name:
-        raise SelectionError(f"subject {name} has no name: give it a non-empty string attribute 'name'")
-    if not callable(getattr(subject, "per_token_logps", None)):
-        raise SelectionError(f"subject {name} has no method per_token_logps(model, groups)")
+        raise SelectionError(f"subject {name} cannot be made without arguments: {said_by(error)}") from error
     try:
-        layout_of(subject)
+        return frozen(subject)
     except SubjectError as error:
-        raise SelectionError(str(error)) from error
-    return subject  # type: ignore[no-any-return]
+        raise SelectionError(f"subject {name}: {error}") from error

@@ -92,11 +92,11 @@ SPOILT: dict[str, tuple[str, str, str]] = {
     "no such class": (GOOD, "Yours", r"has no 'Yours'; it defines Mine"),
     "nothing": ("", "Mine", r"has no 'Mine'$"),
     "arguments": ("class Mine:\n    def __init__(self, x): pass", "Mine", r":Mine cannot be made without arguments"),
-    "no name": ("class Mine:\n    def per_token_logps(self, m, g): ...", "Mine", r":Mine has no name: give it a non-"),
-    "empty name": (GOOD.replace('"mine"', '""'), "Mine", r":Mine has no name"),
-    "a number for a name": (GOOD.replace('"mine"', "3"), "Mine", r":Mine has no name"),
-    "no method": ("class Mine:\n    name = 'mine'", "Mine", r":Mine has no method per_token_logps\(model, groups\)"),
-    "a module, not a subject": ("import math as Mine", "Mine", r":Mine has no name|has no method"),
+    "no name": ("class Mine:\n    def per_token_logps(self, m, g): ...", "Mine", r":Mine: no name: give it a non-"),
+    "empty name": (GOOD.replace('"mine"', '""'), "Mine", r":Mine: no name"),
+    "a number for a name": (GOOD.replace('"mine"', "3"), "Mine", r":Mine: no name"),
+    "no method": ("class Mine:\n    name = 'mine'", "Mine", r":Mine: mine: no method per_token_logps\(model, groups\)"),
+    "a module, not a subject": ("import math as Mine", "Mine", r":Mine: no name"),
     "layout": (GOOD.replace('name = "mine"', 'name = "mine"; layout = "padded"'), "Mine", r"layout is 'padded'"),
 }
 

@@ -1,0 +1,95 @@
+"""A third party's subject, with what it says about itself asked once.
+
+Name, layout, supported cases and the methods it has are asked for in several places: by the gate, by the proof that the
+packed path ran, by the exact checks, by the report. A subject that said packed here and unpacked there would be held to
+neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from verify.cases import Case
+from verify.option_names import BUILT_IN_SUBJECT_NAMES
+from verify.subject import OPTIONAL_METHODS, Subject, SubjectError, Support, bounded, layout_of, said_by, support_for
+
+_LONGEST_NAME = 100
+_RESERVED_PREFIXES = ("planted:", "fault:")
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenSubject:
+    """A subject as it was when it was selected.
+
+    Args:
+        name: Its name, checked.
+        layout: "packed" or "unpacked".
+        per_token_logps: Its method.
+        optional: Those of ``OPTIONAL_METHODS`` that it has; others are absent here as they are there.
+    """
+
+    name: str
+    layout: str
+    per_token_logps: Callable[..., Any]
+    optional: Mapping[str, Callable[..., Any]]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        try:
+            return self.optional[name]
+        except KeyError:
+            raise AttributeError(f"subject {self.name} has no {name}") from None
+
+
+def frozen(subject: Any) -> Subject:
+    """Ask a subject for everything it says about itself.
+
+    Args:
+        subject: What the user named.
+
+    Returns:
+        A subject that gives the same answers from now on.
+
+    Raises:
+        SubjectError: No name or a bad one, no ``per_token_logps``, another layout than the two, an attribute that
+            raises.
+    """
+    try:
+        name = _checked_name(getattr(subject, "name", None))
+        if not callable(getattr(subject, "per_token_logps", None)):
+            raise SubjectError(f"{name}: no method per_token_logps(model, groups)")
+        layout = layout_of(subject)
+        methods = {method: getattr(subject, method, None) for method in OPTIONAL_METHODS}
+    except SubjectError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a property of the user's raises
+        raise SubjectError(f"an attribute of the contract raised {said_by(error)}") from error
+    optional = {method: found for method, found in methods.items() if callable(found)}
+    if "supports" in optional:
+        optional["supports"] = cache(partial(_supports, subject))
+    return FrozenSubject(name, layout, subject.per_token_logps, optional)
+
+
+def _supports(subject: Subject, case: Case) -> Support:
+    return support_for(subject, case)
+
+
+def _checked_name(name: object) -> str:
+    """A name that can be told from others, in one line of a report.
+
+    Raises:
+        SubjectError: Saying what would be right.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise SubjectError("no name: give it a non-empty string attribute 'name'")
+    name = str.__str__(name)  # a subclass of str may say something else every time
+    if not name.isprintable() or len(name) > _LONGEST_NAME or name != name.strip():
+        raise SubjectError(
+            f"the name {bounded(ascii(name))}: give at most {_LONGEST_NAME} printable characters in one line, without "
+            "spaces around them"
+        )
+    if name in BUILT_IN_SUBJECT_NAMES or name == "pairwise" or name.startswith(_RESERVED_PREFIXES):
+        raise SubjectError(f"the name {name!r} is that of a subject of packparity: give it one of its own")
+    return name
