@@ -16,7 +16,19 @@ WANTED_MARGIN: dict[DtypeName, float] = {"float64": 10.0, "float32": 10.0, "bflo
 """A fault whose largest difference is less than this many budgets is shown as weakly caught."""
 
 OutcomeName = Literal["killed", "survived", "hidden", "quiet", "flagged", "error", "inconclusive"]
-CheckName = QuantityName | Literal["structure", "packed-ran"]
+ExactCheckName = Literal[
+    "branch-isolation",
+    "group-isolation",
+    "causality",
+    "reach",
+    "row-map",
+    "absolute-positions",
+    "permutation",
+    "repeat",
+    "normalisation",
+    "own-objective",
+]
+CheckName = QuantityName | Literal["structure", "packed-ran"] | ExactCheckName
 
 AS_WANTED: dict[str, tuple[OutcomeName, ...]] = {"fault": ("killed", "hidden"), "equivalent": ("quiet",)}
 

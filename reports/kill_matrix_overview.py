@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from reports.kill_matrix import WANTED_MARGIN, CatchRecord, KillMatrix, MutationRecord
+from reports.kill_matrix import WANTED_MARGIN, CatchRecord, ExactCheckName, KillMatrix, MutationRecord
 from reports.words import NONE, number, plural
 
 COLUMNS: dict[str, str] = {
@@ -18,18 +18,37 @@ COLUMNS: dict[str, str] = {
     "gradients": "gradients",
     "structure": "structure",
     "packed-ran": "packed ran",
+    "exact": "exact checks",
 }
-"""Check to heading."""
+"""Check to heading; the exact checks share a column."""
+
+EXACT_LETTERS: dict[ExactCheckName, str] = {
+    "branch-isolation": "b",
+    "group-isolation": "g",
+    "causality": "c",
+    "reach": "r",
+    "row-map": "m",
+    "absolute-positions": "a",
+    "permutation": "p",
+    "repeat": "t",
+    "normalisation": "n",
+    "own-objective": "o",
+}
+"""Exact check to its mark in that column."""
 
 LEGEND = (
     "o: beyond the budget to the oracle; d: beyond the differential budget to the unpacked witness; "
-    "x: caught by a check without a budget"
+    "x: caught by a check without a budget; exact checks: "
+    + ", ".join(f"{letter} {check}" for check, letter in EXACT_LETTERS.items())
 )
 _MARKS = {"oracle": "o", "differential": "d", "": "x"}
 
 
 def mark(mutation: MutationRecord, check: str) -> str:
     """How a check caught a mutation: letters of the budgets that it broke, or "-"."""
+    if check == "exact":
+        caught = {catch.check for catch in mutation.catches if catch.killed}
+        return "".join(letter for name, letter in EXACT_LETTERS.items() if name in caught) or NONE
     marks = [_MARKS[catch.distance] for catch in mutation.catches if catch.check == check and catch.killed]
     return "".join(sorted(marks, reverse=True)) or NONE
 

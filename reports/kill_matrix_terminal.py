@@ -23,7 +23,7 @@ from reports.kill_matrix_overview import (
 from reports.words import number, printable
 
 _GOOD, _BAD = "green", "bold red"
-_HEADINGS = dict(zip(COLUMNS, ("lp", "rf", "rw", "mg", "ls", "gr", "st", "pk"), strict=True))
+_HEADINGS = dict(zip(COLUMNS, ("lp", "rf", "rw", "mg", "ls", "gr", "st", "pk", "ex"), strict=True))
 """Check to a heading that leaves room on a terminal of 80 columns."""
 
 

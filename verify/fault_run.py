@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import cast
 
 from reports.kill_matrix import CatchRecord, KernelRecord, KillMatrix, MutationRecord
 from reports.record import DtypeName
+from verify.checks.check import Finding
+from verify.comparison import StructureError
 from verify.environment import read_environment
 from verify.fault_request import PlannedRun, PreparedFaults
+from verify.faults.exact_checks import exact_findings
 from verify.faults.fault import EquivalentMutant, Fault
 from verify.faults.kernels import NoisyKernel
 from verify.faults.kill_matrix import Catch, Kill, kill_of, verdict_of
-from verify.gate import GateOutcome, Progress, run_gate
+from verify.gate import GateOutcome, Progress, WitnessError, run_gate
 from verify.packed_proof import summarise
 from verify.recording import RunFacts, record_run
+from verify.subject import SubjectError
 from verify.threads import torch_threads
 
 
@@ -39,9 +44,12 @@ def run_faults(
     """
     with torch_threads(1):
         outcomes = _run_all(prepared.runs, progress)
+        findings = [_exact_findings(run, progress) for run in prepared.runs]
         environment = read_environment(prepared.runs[0].request.model.device)
     kills = [
-        (kill, run.kernel) for run, of_run in zip(prepared.runs, outcomes, strict=True) for kill in _kills(run, of_run)
+        (kill, run.kernel)
+        for run, outcome, found in zip(prepared.runs, outcomes, findings, strict=True)
+        for kill in _kills(run, outcome, found)
     ]
     first, seed = prepared.runs[0].request, prepared.runs[0].request.seed
     facts = RunFacts(
@@ -88,9 +96,23 @@ def _run_all(runs: Sequence[PlannedRun], progress: Progress) -> list[GateOutcome
     return outcomes
 
 
-def _kills(run: PlannedRun, outcome: GateOutcome) -> list[Kill]:
-    summaries = summarise(outcome.results, run.request.subjects, run.request.dtypes)
-    return [kill_of(run.mutations[summary.subject], summary) for summary in summaries]
+def _exact_findings(run: PlannedRun, progress: Progress) -> tuple[Finding, ...]:
+    """None in a noisy kernel: bits differ there from call to call."""
+    if run.kernel is not None:
+        return ()
+    total, done = len(run.request.dtypes) * len(run.mutations), count()
+    try:
+        return exact_findings(run.request, run.mutations, lambda text: progress(next(done), total, text))
+    except (SubjectError, StructureError) as error:
+        raise WitnessError(f"exact checks: the unpacked path cannot be compared: {error}") from error
+
+
+def _kills(run: PlannedRun, outcome: GateOutcome, findings: Sequence[Finding]) -> list[Kill]:
+    kills = []
+    for summary in summarise(outcome.results, run.request.subjects, run.request.dtypes):
+        own = [f for f in findings if (f.subject, f.dtype) == (summary.subject, summary.dtype)]
+        kills.append(kill_of(run.mutations[summary.subject], summary, own))
+    return kills
 
 
 def _kernel_record(kernel: NoisyKernel) -> KernelRecord:

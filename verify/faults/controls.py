@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify.checks.check import ExactCheckName
 from verify.faults.conditions import (
     MORE_THAN_64_TOKENS,
     PADDED_ROW,
@@ -164,6 +165,8 @@ def micro_batches_weighted(
     return torch.stack([part.mean() * (len(part) / len(losses)) for part in torch.split(losses, 2)]).sum()
 
 
+_POSITIONS_THEMSELVES: tuple[ExactCheckName, ...] = ("row-map", "absolute-positions")
+"""Checks that look at positions, not at their differences alone: with learned positions these would be faults."""
 _ROTARY = "rotary attention depends on differences of positions within a path, and all of these stay"
 
 EQUIVALENT_MUTANTS = (
@@ -181,6 +184,7 @@ EQUIVALENT_MUTANTS = (
         what="All positions are larger by 37.",
         imitates=("A20", "A22"),
         why_equal=_ROTARY,
+        outside_proof=_POSITIONS_THEMSELVES,
     ),
     EquivalentMutant(
         name="positions-shifted-by-tree",
@@ -190,6 +194,7 @@ EQUIVALENT_MUTANTS = (
         imitates=("A20", "A22"),
         bites_where=TREES_NEAR_THE_START,
         why_equal=_ROTARY,
+        outside_proof=_POSITIONS_THEMSELVES,
     ),
     EquivalentMutant(
         name="branches-reordered",

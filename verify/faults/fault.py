@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from verify.cases import Case
+from verify.checks.check import EXACT_CHECK_NAMES, ExactCheckName
 from verify.faults.conditions import EVERYWHERE, Condition
 from verify.faults.stages import STAGES, StageName
 from verify.models.request import DTYPES
 
-CheckName = Literal["parity", "packed-ran"]
-CHECKS: tuple[CheckName, ...] = get_args(CheckName)
+CheckName = Literal["parity", "packed-ran"] | ExactCheckName
+CHECKS: tuple[CheckName, ...] = ("parity", "packed-ran", *EXACT_CHECK_NAMES)
 ROUNDING_IN_BFLOAT16 = ("float64", "float32")
 """Where a fault shows that is no larger than the rounding of a bfloat16 model."""
 
@@ -109,9 +110,11 @@ class EquivalentMutant(Mutation):
 
     Args:
         why_equal: The proof, in words.
+        outside_proof: Exact checks that rest on more than the proof covers: they see the mutation, and rightly so.
     """
 
     why_equal: str
+    outside_proof: tuple[ExactCheckName, ...] = ()
 
     def __post_init__(self) -> None:
         Mutation.__post_init__(self)

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from verify.checks.check import EXACT_CHECK_NAMES, ExactCheckName, Finding
 from verify.comparison import Quantity
-from verify.faults.fault import Fault, Mutation
+from verify.faults.fault import EquivalentMutant, Fault, Mutation
 from verify.gate import Result
 from verify.judgement import Judgement
 from verify.noise import BudgetKind
 from verify.packed_proof import Summary
 from verify.verdict import Verdict, fold
 
-Check = Quantity | Literal["structure", "packed-ran"]
-"""A quantity of the parity check, the shape of what was compared, or the proof that the packed path ran."""
+Check = Quantity | Literal["structure", "packed-ran"] | ExactCheckName
+"""A quantity of the parity check, the shape of what was compared, the proof that the packed path ran, exact checks."""
 
 FAMILIES: dict[Check, str] = {
     "per_token_logps": "log-probs",
@@ -28,9 +29,14 @@ FAMILIES: dict[Check, str] = {
     "gradients": "gradients",
     "structure": "structure",
     "packed-ran": "packed path ran",
+    **{name: name for name in EXACT_CHECK_NAMES},
 }
 """Checks that follow from one another count as one."""
 
+WITH_BUDGET: frozenset[ExactCheckName] = frozenset(
+    {"absolute-positions", "permutation", "normalisation", "own-objective"}
+)
+"""Exact checks that allow for rounding."""
 
 EVERY_CASE_COUNTS = ("float64", "float32")
 """Where a fault has to be caught on every case it was run on. In bfloat16 a small case may drown in rounding."""
@@ -123,7 +129,7 @@ class Kill:
         return self.caught_by[0] if len(self.caught_by) == 1 else ""
 
 
-def kill_of(mutation: Mutation, summary: Summary) -> Kill:
+def kill_of(mutation: Mutation, summary: Summary, findings: Sequence[Finding] = ()) -> Kill:
     """What became of one mutation.
 
     A fault has to be caught on every case it was run on, by every check that must catch it, since each case has what
@@ -134,6 +140,7 @@ def kill_of(mutation: Mutation, summary: Summary) -> Kill:
     Args:
         mutation: The mutation.
         summary: Its subject's results in one dtype.
+        findings: What the exact checks found on that subject in that dtype.
 
     Returns:
         Its outcome and what each check made of it.
@@ -146,7 +153,7 @@ def kill_of(mutation: Mutation, summary: Summary) -> Kill:
         raise ValueError(f"{mutation.name} was run on no case in {summary.dtype}")
     of_case = {result.case: _largest_ratio(result) for result in results}
     weakest = min(of_case, key=lambda case: of_case[case])
-    outcome, reasons = _outcome(mutation, results, summary)
+    outcome, reasons = _outcome(mutation, results, summary, findings)
     return Kill(
         mutation=mutation,
         dtype=summary.dtype,
@@ -156,23 +163,37 @@ def kill_of(mutation: Mutation, summary: Summary) -> Kill:
         margin=max(of_case.values()),
         weakest_margin=of_case[weakest],
         weakest_case=weakest,
-        catches=(*_parity(results), _structure(results), _packed_ran(summary)),
+        catches=(*_parity(results), _structure(results), _packed_ran(summary), *_exact(findings)),
     )
 
 
-def _outcome(mutation: Mutation, results: Sequence[Result], summary: Summary) -> tuple[Outcome, list[str]]:
+def _outcome(
+    mutation: Mutation, results: Sequence[Result], summary: Summary, findings: Sequence[Finding]
+) -> tuple[Outcome, list[str]]:
     for verdict, outcome in ((Verdict.ERROR, Outcome.ERROR), (Verdict.INCONCLUSIVE, Outcome.INCONCLUSIVE)):
         if unproven := [result for result in results if result.verdict is verdict]:
             return outcome, _by_reason(unproven)
+    if broken := [f"{f.check} on case {f.case}: {f.reason}" for f in findings if f.verdict is Verdict.ERROR]:
+        return Outcome.ERROR, broken
+    caught_exactly = {finding.check: finding for finding in findings if finding.verdict is Verdict.FAIL}
     if not isinstance(mutation, Fault):
+        outside = mutation.outside_proof if isinstance(mutation, EquivalentMutant) else ()
         flagged = [*_by_reason([result for result in results if result.verdict is Verdict.FAIL]), *summary.reasons]
+        flagged += [
+            f"{f.check} on case {f.case}: {f.reason}" for f in caught_exactly.values() if f.check not in outside
+        ]
         return (Outcome.FLAGGED, flagged) if flagged else (Outcome.QUIET, [])
     missed = []
     if "parity" in mutation.must_kill:
         missed += [f"parity passes on case {result.case}" for result in results if result.verdict is Verdict.PASS]
     if "packed-ran" in mutation.must_kill and not summary.reasons:
         missed.append("the proof that the packed path ran sees nothing")
-    caught_once = bool(summary.reasons) or any(result.verdict is Verdict.FAIL for result in results)
+    missed += [
+        f"{name} sees nothing"
+        for name in EXACT_CHECK_NAMES
+        if findings and name in mutation.must_kill and name not in caught_exactly
+    ]
+    caught_once = bool(summary.reasons or caught_exactly) or any(result.verdict is Verdict.FAIL for result in results)
     if not missed or (caught_once and summary.dtype not in EVERY_CASE_COUNTS):
         return Outcome.KILLED, []
     return (Outcome.SURVIVED if summary.dtype in mutation.dtypes else Outcome.HIDDEN), missed
@@ -233,6 +254,22 @@ def _packed_ran(summary: Summary) -> Catch:
         case="",
         where="; ".join(summary.reasons),
     )
+
+
+def _exact(findings: Sequence[Finding]) -> Iterable[Catch]:
+    """One catch for each exact check that was put to the mutation: of its cases that which showed it most."""
+    judged = [finding for finding in findings if finding.verdict in (Verdict.PASS, Verdict.FAIL)]
+    for name in dict.fromkeys(finding.check for finding in judged):
+        of_check = [finding for finding in judged if finding.check == name]
+        largest = max(of_check, key=lambda finding: (finding.verdict is Verdict.FAIL, finding.ratio))
+        yield Catch(
+            check=name,
+            kind="differential" if name in WITH_BUDGET else None,
+            killed=largest.verdict is Verdict.FAIL,
+            margin=largest.ratio,
+            case=largest.case,
+            where=largest.reason,
+        )
 
 
 def verdict_of(kills: Sequence[Kill]) -> Verdict:
