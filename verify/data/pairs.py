@@ -67,15 +67,15 @@ def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> Prefere
     Raises:
         UnusableRow: The two conversations are not two responses to one prompt.
     """
-    sides = {"chosen": chosen, "rejected": rejected}
-    for name, turns in sides.items():
+    sides = (("chosen", chosen), ("rejected", rejected))
+    for name, turns in sides:
         if not turns:
             raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} holds no turn")
         if turns[-1].role != ASSISTANT:
             detail = f"{name} ends with a turn of {turns[-1].role!r}"
             raise UnusableRow(Reason.NO_FINAL_ASSISTANT_TURN, place, detail)
     prompt_turns = _shared_turns(chosen, rejected)
-    for name, turns in sides.items():
+    for name, turns in sides:
         if turns[prompt_turns].role != ASSISTANT:
             detail = f"from turn {prompt_turns + 1} on, where {name} has a turn of {turns[prompt_turns].role!r}"
             raise UnusableRow(Reason.DIFFERENT_PROMPTS, place, detail)
@@ -85,7 +85,7 @@ def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> Prefere
         raise UnusableRow(Reason.EMPTY_PROMPT, place, detail)
     if prompt[-1].role == ASSISTANT:
         raise UnusableRow(Reason.PREFILLED_PROMPT, place, f"shared turn {prompt_turns} is the assistant's")
-    for name, turns in sides.items():
+    for name, turns in sides:
         if _is_blank(turns[-1:]):
             raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"the final turn of {name} holds no text")
     return PreferencePair(prompt, chosen[prompt_turns:], rejected[prompt_turns:], place)
@@ -114,4 +114,7 @@ def _shared_turns(chosen: Turns, rejected: Turns) -> int:
 
 
 def _is_blank(turns: Turns) -> bool:
-    return all(not turn.content or turn.content.isspace() for turn in turns)
+    for turn in turns:  # noqa: SIM110 - runs three times for each row of a file, and all() takes twice as long
+        if turn.content and not turn.content.isspace():
+            return False
+    return True
