@@ -111,9 +111,13 @@ def _result_test(result: ResultRecord, record: Record) -> JunitTest:
 
 
 def _diagnosed(result: ResultRecord, record: Record) -> list[str]:
-    """The diagnosis that was made on this result, if it is the one."""
-    key = (result.subject, result.dtype, result.case)
-    own = [d for d in record.diagnoses if (d.subject, d.dtype, d.case) == key]
+    """The diagnosis of the subject, with the first of its results in that dtype that did not pass."""
+    own = [d for d in record.diagnoses if (d.subject, d.dtype) == (result.subject, result.dtype)]
+    red = [
+        r for r in record.results if (r.subject, r.dtype) == (result.subject, result.dtype) and r.verdict in NOT_A_PASS
+    ]
+    if not red or red[0] is not result:
+        return []
     return [f"{name}: {text}" for diagnosis in own for name, text in diagnosis_facts(diagnosis).items()]
 
 

@@ -76,10 +76,9 @@ def render(record: Record) -> RenderableType:
             parts.append(_indented(row.summary.reasons))
     for result in needs_attention(record):
         parts += _attention(result)
-    for group in exact_groups(record):
-        parts += _exact_attention(group)
     for diagnosis in record.diagnoses:
         parts += _diagnosis(diagnosis)
+    parts += _exact_attention([group for group in exact_groups(record) if group.is_red])
     if survivors := missed(record):
         parts += _missed(survivors)
     if left_out := _left_out(record):
@@ -163,11 +162,17 @@ def _attention(result: ResultRecord) -> list[RenderableType]:
     return parts
 
 
-def _exact_attention(group: ExactGroup) -> list[RenderableType]:
-    if not group.is_red:
-        return []
-    title = f"{group.subject}, {group.dtype}, exact check {group.check}"
-    return [Text(), _labelled(group.verdict, title), _indented([group.finding])]
+def _exact_attention(red: Sequence[ExactGroup]) -> list[RenderableType]:
+    """The exact checks that did not pass, those of one subject, dtype and verdict together."""
+    together: dict[tuple[str, str, VerdictName], list[ExactGroup]] = {}
+    for group in red:
+        together.setdefault((group.subject, group.dtype, group.verdict), []).append(group)
+    parts: list[RenderableType] = []
+    for (subject, dtype, verdict), groups in together.items():
+        title = f"{subject}, {dtype}, {plural(len(groups), 'exact check')}"
+        lines = [f"{group.check}: {group.finding}" for group in groups]
+        parts += [Text(), _labelled(verdict, title), _indented(lines)]
+    return parts
 
 
 def _diagnosis(diagnosis: DiagnosisRecord) -> list[RenderableType]:

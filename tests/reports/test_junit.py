@@ -124,7 +124,7 @@ def test_an_exact_check_that_did_not_hold_is_a_failure_with_every_case(record: R
     }
 
 
-def test_the_diagnosis_stands_with_the_case_it_was_made_on(record: Record) -> None:
+def test_the_diagnosis_stands_with_the_first_result_that_did_not_pass(record: Record) -> None:
     texts = [outcome.text or "" for test in parsed(record).iter("testcase") for outcome in test]
     (diagnosed,) = (text for text in texts if "probable stage: mask" in text)
     assert "reproduction: results/reproduction" in diagnosed

@@ -88,7 +88,7 @@ def test_a_name_with_line_breaks_cannot_pass_for_a_line_of_the_report(record: Re
 def test_what_nothing_caught_and_what_is_probably_wrong_are_shown(record: Record) -> None:
     text = " ".join(printed(record, 80).split())
     assert "FAIL mine:" in text
-    assert "exact check branch-isolation case two-groups: group 0, rejected, token 4 moved by 1.5e-3" in text
+    assert ", float32, 1 exact check branch-isolation: case two-groups: group 0, rejected, token 4 moved by" in text
     assert "also in 1 other case" in text
     assert "probable stage: mask (0.120: first branch exact, later ones off); positions (0.410: drifts)" in text
     assert "resembles: branches-not-isolated (mask, 0.0200): rejected attends to chosen" in text
