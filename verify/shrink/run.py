@@ -110,11 +110,6 @@ def shrink_failures(
     return tuple(_written(subject, dtype, shrunk[subject, dtype], setting, out_dir) for subject, dtype in failed)
 
 
-def folders_of(reproductions: Sequence[Reproduction]) -> dict[tuple[str, str], str]:
-    """Subject and dtype to the folder of the reproduction, where there is one."""
-    return {(one.subject, one.dtype): one.folder for one in reproductions if one.folder}
-
-
 def _written(subject: str, dtype: str, shrunk: Shrunk | str, setting: Setting, out_dir: Path) -> Reproduction:
     if isinstance(shrunk, str):
         return Reproduction(subject=subject, dtype=dtype, folder="", note=shrunk)

@@ -83,9 +83,9 @@ def test_a_pass_leaves_none_and_removes_those_of_an_earlier_run(
     [
         (["--shrink"], "--shrink goes with --out DIR"),
         (["--shrink", "--shrink-seconds", "0"], "Invalid value for '--shrink-seconds'"),
-        (["--cases-file", "nope.json"], "cases file nope.json: there is no such file"),
+        (["--cases-file", "nope.json"], "nope.json: there is no such file"),
         (["--cases-file", "nope.json", "--data", "x"], "give --data or --cases-file, not both"),
-        (["--model", "nope.json"], "model file nope.json: there is no such file"),
+        (["--model", "nope.json"], "nope.json: there is no such file"),
         (["--subject", "fault:causal-mask"], "unknown fault 'causal-mask': did you mean"),
     ],
 )
