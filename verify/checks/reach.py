@@ -90,16 +90,23 @@ def _embeddings_as_leaves(model: Any) -> Iterator[list[_Embedded]]:
 
 def _tokens_that_reach(logps: Sequence[Tensor], embedded: Sequence[_Embedded]) -> list[set[int]]:
     """Ids of the tokens at whose slots the gradient of a log-prob is not exactly zero, for each log-prob in turn."""
-    leaves, reached = [call.leaf for call in embedded], []
-    for logp in flat(logps):
-        ids: set[int] = set()
-        for call, gradient in zip(
-            embedded, torch.autograd.grad(logp, leaves, retain_graph=True, allow_unused=True), strict=True
-        ):
+    reached: list[set[int]] = [set() for logp in logps for _ in logp]
+    for call, gradients in zip(embedded, _gradients(flat(logps), [call.leaf for call in embedded]), strict=True):
+        for ids, gradient in zip(reached, gradients, strict=True):
             if gradient is not None:
                 ids.update(call.input_ids[gradient.ne(0).any(-1)].tolist())  # NaN is not zero
-        reached.append(ids)
     return reached
+
+
+def _gradients(values: Tensor, leaves: Sequence[Tensor]) -> list[Sequence[Tensor | None]]:
+    """The gradient of every value, for each leaf; None where a leaf takes no part."""
+    try:
+        each = torch.eye(len(values), dtype=values.dtype, device=values.device)
+        batched = torch.autograd.grad(values, leaves, each, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        return [[None] * len(values) if gradients is None else list(gradients) for gradients in batched]
+    except RuntimeError:  # somewhere in the graph is something that takes one gradient at a time only
+        one_by_one = [torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True) for value in values]
+        return [list(gradients) for gradients in zip(*one_by_one, strict=True)]
 
 
 REACH = ExactCheck(
