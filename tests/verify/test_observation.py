@@ -154,8 +154,9 @@ def test_log_probs_that_come_with_the_loss_are_not_asked_for_again(
         with torch.no_grad(), model.disable_adapter():
             refs = own.per_token_logps(model, groups)
         logps = own.per_token_logps(model, groups)
-        rewards = objective.beta * (own.sums(logps) - own.sums(refs))
-        value = own.of_margins(rewards[0::2] - rewards[1::2])
+        sums, ref_sums = (torch.stack([tokens.sum() for tokens in part]) for part in (logps, refs))
+        rewards = objective.beta * (sums - ref_sums)
+        value = -torch.nn.functional.logsigmoid(rewards[0::2] - rewards[1::2]).mean()
         return SimpleNamespace(loss=value, rewards=rewards, per_token_logps=logps, ref_per_token_logps=refs)
 
     found = look(_Wraps(own, per_token_logps=per_token_logps, loss=loss), model, short_case)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 STARTED = time.perf_counter()
 """When the program began, before the heavy imports."""
@@ -20,6 +21,7 @@ from verify.cli.check import check  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.report import report  # noqa: E402
+from verify.cli.supervision import names_foreign_code, supervised  # noqa: E402
 
 app = typer.Typer(
     add_completion=False,
@@ -43,31 +45,43 @@ def _program() -> None:
 def main() -> None:
     """Run the program and turn failures into one message and an exit status."""
     arguments = sys.argv[1:]
-    debug = "--debug" in arguments
+    if names_foreign_code(arguments):
+        status = _answered(lambda: supervised(lambda: _answered(lambda: _run(arguments))))
+    else:
+        status = _answered(lambda: _run(arguments))
+    sys.exit(status)
+
+
+def _run(arguments: list[str]) -> int:
+    check_arguments(arguments)
+    # Not standalone: typer would draw a box around what is wrong, over several lines.
+    status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
+    if status == _INTERRUPTED:
+        _say("interrupted: nothing was written")
+    return int(status or 0) if arguments else 2
+
+
+def _answered(run: Callable[[], int]) -> int:
+    """The status of a run, and one message where it failed."""
+    debug = "--debug" in sys.argv
     try:
-        check_arguments(arguments)
-        # Not standalone: typer would draw a box around what is wrong, over several lines.
-        status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
-        if status == _INTERRUPTED:
-            _say("interrupted: nothing was written")
+        return run()
     except ValueError as error:
         if debug:
             traceback.print_exc()
         _say(f"error: {error}")
-        status = 2
+        return 2
     except Exception as error:
-        wrong = _wrong_usage(error)
-        if debug and not wrong:
-            traceback.print_exc()
-        if wrong:
+        if wrong := _wrong_usage(error):
             _say(f"error: {wrong}")
-        else:
-            _say(f"nothing was proven: {type(error).__name__}: {error} (--debug shows where)")
-        status = 2 if wrong else 3
+            return 2
+        if debug:
+            traceback.print_exc()
+        _say(f"nothing was proven: {type(error).__name__}: {error} (--debug shows where)")
+        return 3
     except SystemExit:  # typer, where whoever reads standard output has gone; its status would be that of a FAIL
         _say("nothing was proven: standard output was closed")
-        status = 3
-    sys.exit(status if arguments else 2)
+        return 3
 
 
 def _wrong_usage(error: Exception) -> str:
