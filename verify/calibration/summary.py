@@ -84,8 +84,9 @@ class _Totals:
             self.series[key] = series.model_copy(update={"distribution": Distribution.sum(parts)})
         for tally in batch.tallies:
             self._add_tally(tally)
+        faults = {tally.name for tally in batch.tallies if tally.population == "fault"}
         for extreme in batch.extremes:
-            is_fault = extreme.subject in {t.name for t in batch.tallies if t.population == "fault"}
+            is_fault = extreme.subject in faults
             kept = self.extremes[is_fault, extreme.dtype]
             kept.append(extreme)
             kept.sort(key=lambda e: (e.ratio if is_fault else -e.ratio, e.batch, e.case, e.subject))
