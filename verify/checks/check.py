@@ -23,6 +23,7 @@ ExactCheckName = Literal[
     "permutation",
     "repeat",
     "normalisation",
+    "own-objective",
 ]
 EXACT_CHECK_NAMES: tuple[ExactCheckName, ...] = get_args(ExactCheckName)
 
