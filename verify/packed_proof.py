@@ -87,6 +87,8 @@ class _Total:
 
     both: _Fed
     policy: _Fed
+    layer_slots: int = 0
+    """Slots that passed the first decoder layer."""
 
     @property
     def reference(self) -> _Fed:
@@ -109,6 +111,7 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
             totals[name] = _Total(
                 _added(known.both, count.slots, count.rows, slots, rows),
                 _added(known.policy, count.slots_with_grad, count.rows_with_grad, slots // 2, rows // 2),
+                known.layer_slots + count.layer_slots,
             )
     return list(totals.values())
 
@@ -140,6 +143,11 @@ def _doubts(results: Sequence[Result], totals: Sequence[_Total]) -> list[str]:
 def _doubt(total: _Total) -> str:
     if total.both.slots == 0:
         return f"no token passed the model's embedding in {total.both.what}: that a packed path ran cannot be shown"
+    if total.layer_slots > total.both.slots:
+        return (
+            f"says packed, but {total.both.what} fed {total.both.slots} token slots to the embedding and "
+            f"{total.layer_slots} to the first decoder layer: what passed the embedding is not all that ran"
+        )
     # A padded policy pass may not hide behind a packed reference pass. Without a backward pass they look alike.
     passes = [total.both, total.policy, total.reference] if total.policy.slots else [total.both]
     for fed in passes:

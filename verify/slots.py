@@ -1,4 +1,4 @@
-"""Measured proof that a packed path ran: token slots that pass the embedding."""
+"""Measured proof that a packed path ran: token slots that pass the embedding, and those that pass the first layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class SlotCount:
     """Token slots, rows and calls that passed the embedding while it was being counted.
 
     ``slots_with_grad`` and ``rows_with_grad`` are those that were fed with gradients enabled: the policy pass, not the
-    reference pass.
+    reference pass. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden states were made
+    past the embedding.
     """
 
     slots: int = 0
@@ -24,11 +25,12 @@ class SlotCount:
     forward_calls: int = 0
     slots_with_grad: int = 0
     rows_with_grad: int = 0
+    layer_slots: int = 0
 
 
 @contextmanager
 def count_slots(model: Any) -> Iterator[SlotCount]:
-    """Count what is fed to the model's input embedding.
+    """Count what is fed to the model's input embedding, and what reaches its first decoder layer.
 
     A packed row of the pair (prompt 3, chosen 2, rejected 1) feeds 6 slots, the two unpacked rows feed 5 + 4 = 9.
 
@@ -57,8 +59,23 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
             count.slots_with_grad += slots
             count.rows_with_grad += rows
 
-    handle = embedding.register_forward_hook(add, with_kwargs=True)
+    def add_layer(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
+        hidden_states = args[0] if args else kwargs["hidden_states"]
+        count.layer_slots += hidden_states.shape[:-1].numel()
+
+    layer = _first_decoder_layer(model)
+    handles = [embedding.register_forward_hook(add, with_kwargs=True)]
+    if layer is not None:
+        handles.append(layer.register_forward_hook(add_layer, with_kwargs=True))
     try:
         yield count
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def _first_decoder_layer(model: Any) -> nn.Module | None:
+    """The module called ``layers.0``, as every decoder of transformers calls it; None where there is none."""
+    if not isinstance(model, nn.Module):
+        return None
+    return next((module for name, module in model.named_modules() if f".{name}".endswith(".layers.0")), None)

@@ -47,6 +47,19 @@ def test_as_many_slots_as_unpacked_rows_are_no_proof(slots: int) -> None:
     )
 
 
+def test_more_slots_in_the_first_layer_than_in_the_embedding_are_no_proof() -> None:
+    """Whoever embeds by a copy of the weights runs unpacked rows past the count."""
+    past = (PhaseSlots("log-probs", SlotCount(12, 2, 2, layer_slots=20)),)
+    found = summary(result(12, phases=past))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reasons == (
+        "says packed, but log-probs fed 12 token slots to the embedding and 20 to the first decoder layer: "
+        "what passed the embedding is not all that ran",
+    )
+    level = (PhaseSlots("log-probs", SlotCount(12, 2, 2, layer_slots=12)),)
+    assert summary(result(12, phases=level)).verdict is Verdict.PASS
+
+
 def test_as_many_slots_in_fewer_rows_are_sequence_packing() -> None:
     """Block-diagonal rows share no prompt; what they save is padding and rows."""
     assert summary(result(20, rows=2)).verdict is Verdict.PASS

@@ -48,6 +48,21 @@ def test_slots_of_each_layout_are_what_counting_by_hand_gives(
     with count_slots(model) as count, torch.no_grad():
         subject.per_token_logps(model, GROUPS)
     assert (count.slots, count.rows, count.forward_calls) == (slots, rows, calls)
+    assert count.layer_slots == slots
+
+
+def test_hidden_states_made_past_the_embedding_are_seen_in_the_first_layer(
+    tiny: Callable[[str], ModelUnderTest],
+) -> None:
+    model = tiny("float32").model
+    table = model.get_input_embeddings().weight
+    layer = next(module for name, module in model.named_modules() if name.endswith("layers.0"))
+    before = len(layer._forward_hooks)
+    with count_slots(model) as count, torch.no_grad():
+        model(inputs_embeds=table[torch.tensor([[1, 2, 3], [4, 5, 6]])], use_cache=False)
+        model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
+    assert (count.slots, count.layer_slots) == (2, 8)
+    assert len(layer._forward_hooks) == before
 
 
 def test_a_case_knows_what_unpacked_rows_would_feed() -> None:
