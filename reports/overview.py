@@ -6,6 +6,7 @@ Ratios come from the judgements themselves: measured / budget, where NaN counts 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ FAMILIES: dict[str, tuple[QuantityName, ...]] = {
     "gradients": ("gradients",),
 }
 """The columns of a summary: the quantities that each of them covers."""
+
+_HOW_MANY_TENSORS = re.compile(r"\((\d+ of \d+ LoRA tensors)\)$")
 
 WHOLE_CASE = "the whole case"
 """What was left out where a subject was not judged on a case at all."""
@@ -164,6 +167,8 @@ def finding(judgement: JudgementRecord) -> str:
     parts = [f"{budget_name(judgement)}: {against(judgement)}{share}"]
     if judgement.reason and not speaks_for_itself(judgement):
         parts.append(judgement.reason)
+    elif tensors := _HOW_MANY_TENSORS.search(judgement.reason):
+        parts[0] += f" in {tensors[1]}"  # the numbers are those of the worst tensor alone
     parts += [f"worst at {at(place)}" for place in judgement.worst[:1]]
     return "; ".join(parts)
 

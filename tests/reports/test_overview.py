@@ -200,6 +200,15 @@ def test_a_finding_says_each_fact_once(record: Record) -> None:
     )
 
 
+def test_a_finding_on_gradients_says_in_how_many_tensors(record: Record) -> None:
+    reason = "0.5 over the budget of 0.001 (3 of 28 LoRA tensors)"
+    failure = a_failure(record, quantity="gradients", unit="relative", reason=reason)
+    before, _, after = finding(failure).partition(" in 3 of 28 LoRA tensors; ")
+    assert before.startswith("gradients, ")
+    assert after.startswith("worst at ")
+    assert "over the budget" not in finding(failure)
+
+
 def test_a_finding_names_one_place_for_nan(record: Record) -> None:
     place = PlaceRecord(where="group 0, token 2", actual=math.nan, expected=-1.5, measured=math.nan, budget=2e-5)
     reason = "per_token_logps: nan at group 0, token 1 (expected -6.6)"
