@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from verify.cases import tiny_cases
+from verify.cases import Case, tiny_cases
+from verify.fault_request import OBJECTIVE
 from verify.faults.catalogue import CATALOGUE, FAULTS, biting_cases, mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.fault import CHECKS, Fault, Mutation
@@ -63,6 +65,50 @@ def test_a_mutation_is_a_value_that_pickles(mutation: Mutation) -> None:
 def test_every_mutation_bites_on_a_default_case(seed: int) -> None:
     cases = tiny_cases(257, seed)
     assert [m.name for m in CATALOGUE if not biting_cases(m, cases, 3)] == []
+
+
+CONDITIONS: dict[str, Callable[[Case], bool]] = {
+    "a one-token prompt": lambda case: any(len(group.prompt_ids) == 1 for group in case.groups),
+    "a one-token chosen response": lambda case: any(len(group.positives[0]) == 1 for group in case.groups),
+    "a one-token rejected response": lambda case: any(len(group.negatives[0]) == 1 for group in case.groups),
+    "a pair without neighbours": lambda case: len(case.groups) == 1,
+    "two groups in a row": lambda case: len(case.groups) == 2,
+    "an odd number of groups, three or more": lambda case: len(case.groups) > 2 and len(case.groups) % 2 == 1,
+    "a prompt beyond position 256": lambda case: any(len(group.prompt_ids) > 256 for group in case.groups),
+    "a response beyond position 256 behind a short prompt": lambda case: any(
+        len(group.prompt_ids) < 256 < len(group.prompt_ids) + len(ids)
+        for group in case.groups
+        for ids in group.negatives
+    ),
+    "a response longer than its prompt": lambda case: any(
+        len(ids) > len(group.prompt_ids) for group in case.groups for ids in group.completions
+    ),
+    **{
+        f"a branch that starts at slot {length}": lambda case, length=length: len(case.groups[0].prompt_ids) == length
+        for length in (127, 128, 129)
+    },
+    "responses of one length": lambda case: all(len(g.positives[0]) == len(g.negatives[0]) for g in case.groups),
+    "responses of very unequal length": lambda case: any(
+        len(g.negatives[0]) > 20 * len(g.positives[0]) for g in case.groups
+    ),
+    "responses that begin alike": lambda case: any(g.positives[0][:3] == g.negatives[0][:3] for g in case.groups),
+    "an end token inside a response": lambda case: any(
+        ids[-1] in ids[:-1] for group in case.groups for ids in group.completions
+    ),
+    "the padding id as a word": lambda case: any(0 in ids for group in case.groups for ids in group.completions),
+}
+"""What the public reports name as the condition under which they bite."""
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_the_default_cases_meet_every_condition_that_the_public_reports_name(condition: str, seed: int) -> None:
+    assert [case.name for case in tiny_cases(257, seed) if CONDITIONS[condition](case)] != []
+
+
+def test_no_option_of_the_objective_is_at_the_value_that_hides_its_absence() -> None:
+    assert OBJECTIVE.beta != 1.0
+    assert 0 < OBJECTIVE.label_smoothing < 0.5
 
 
 def test_conditions_tell_cases_apart() -> None:
