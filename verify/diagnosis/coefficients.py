@@ -4,7 +4,10 @@ The gradient of a loss over log-probs is sum_t w_t grad logp_t with w_t = d loss
 of the unpacked path span it, if the backward pass is right; least squares gives the weights. What is left over did not
 come from these log-probs: other tokens were counted, or the backward pass itself is wrong.
 
-Shape letters: N completion tokens, P elements of all LoRA tensors, K completions.
+One weight for each response is tried first, which takes a backward pass for each response; only where that does not
+explain the gradient is a weight for each token looked for.
+
+Shape letters: M rows of a basis (responses or tokens), P elements of all LoRA tensors.
 """
 
 from __future__ import annotations
@@ -27,20 +30,20 @@ _IN_SPAN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class TokenGradients:
-    """Gradient of every completion token's log-prob under the unpacked path.
+class Basis:
+    """Gradients of log-probs under the unpacked path: of every response's sum, or of every token.
 
     Args:
         names: LoRA tensors, in the order of the columns.
         sizes: Elements of each.
-        basis: float64, [N, P].
-        weights: d loss / d logp of the right objective, float64, [N].
-        lengths: Tokens of each completion.
+        rows: float64, [M, P].
+        weights: d loss / d each of these log-probs, of the right objective; float64, [M].
+        lengths: Rows that belong to each response.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    basis: Tensor
+    rows: Tensor
     weights: Tensor
     lengths: tuple[int, ...]
 
@@ -50,14 +53,12 @@ class Weights:
     """Weights that explain a gradient.
 
     Args:
-        ratios: Weight over right weight, one vector per completion.
+        ratios: Weight over right weight, one vector per response: of all its tokens, or of one for all.
         left_over: Share of the difference to the right gradient that no weights explain, in [0, 1].
-        by_completion: One weight for all tokens of each completion explains it as well.
     """
 
     ratios: tuple[Tensor, ...]
     left_over: float
-    by_completion: bool
 
     @property
     def explained(self) -> bool:
@@ -65,28 +66,35 @@ class Weights:
         return self.left_over <= _IN_SPAN
 
     @property
-    def completion_ratios(self) -> tuple[float, ...]:
-        """Mean ratio of each completion."""
+    def by_response(self) -> bool:
+        """Whether one weight for each response explains it."""
+        return self.explained and all(len(ratio) == 1 for ratio in self.ratios)
+
+    @property
+    def response_ratios(self) -> tuple[float, ...]:
+        """Mean ratio of each response."""
         return tuple(float(ratio.mean()) for ratio in self.ratios)
 
 
-def token_gradients(
+def gradient_basis(
     witness: Subject,
     model: Any,
     groups: Sequence[PreferenceGroup],
     objective: DpoSigmoid,
     *,
+    per_token: bool,
     apply_objective: Objective,
     ref_logps: Sequence[Tensor],
     baseline: Baseline,
-) -> TokenGradients:
-    """One backward pass of the unpacked path for every completion token.
+) -> Basis:
+    """One backward pass of the unpacked path for every response, or for every completion token.
 
     Args:
         witness: The unpacked path.
         model: The PEFT-wrapped model.
         groups: The groups.
         objective: beta and label smoothing.
+        per_token: For every token rather than for every response.
         apply_objective: The right objective.
         ref_logps: Reference log-probs of the unpacked path.
         baseline: What the model is.
@@ -97,28 +105,30 @@ def token_gradients(
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with restored_model(model, witness.name, seed=0, baseline=baseline):
         logps = list(witness.per_token_logps(model, groups))
+        values = torch.cat(logps) if per_token else torch.stack([logp.sum() for logp in logps])
         rows = []
-        for value in torch.cat(logps):
-            parts = torch.autograd.grad(value, [p for _, p in trained], retain_graph=True, allow_unused=True)
-            flat = [torch.zeros_like(p) if part is None else part for part, (_, p) in zip(parts, trained, strict=True)]
-            rows.append(torch.cat([part.detach().reshape(-1).cpu().double() for part in flat]))
+        for value in values:
+            parts = torch.autograd.grad(value, [p for _, p in trained], retain_graph=True, materialize_grads=True)
+            rows.append(torch.cat([part.reshape(-1).cpu().double() for part in parts]))
     leaves = [logp.detach().cpu().double().requires_grad_() for logp in logps]
     loss = apply_objective(leaves, ref_logps, groups, objective).loss
-    return TokenGradients(
+    weights = torch.autograd.grad(loss, leaves)
+    return Basis(
         names=tuple(lora_tensor_name(name) for name, _ in trained),
         sizes=tuple(p.numel() for _, p in trained),
-        basis=torch.stack(rows),
-        weights=torch.cat(torch.autograd.grad(loss, leaves)),
-        lengths=tuple(len(logp) for logp in logps),
+        rows=torch.stack(rows),
+        # All tokens of a response have one and the same right weight: DPO sums.
+        weights=torch.cat(weights) if per_token else torch.stack([weight[0] for weight in weights]),
+        lengths=tuple(len(logp) if per_token else 1 for logp in logps),
     )
 
 
-def explain_gradient(actual: Mapping[str, Tensor], of_tokens: TokenGradients) -> Weights | None:
-    """Weights of the tokens in a gradient. Every LoRA tensor counts alike, however large its gradient is.
+def explain_gradient(actual: Mapping[str, Tensor], basis: Basis) -> Weights | None:
+    """Weights of the log-probs in a gradient. Every LoRA tensor counts alike, however large its gradient is.
 
     Args:
         actual: The subject's gradients by LoRA tensor; zeros where one is missing.
-        of_tokens: Gradients of the tokens.
+        basis: Gradients of the log-probs.
 
     Returns:
         The weights, or None where the gradient is not finite or no different from the right one.
@@ -126,25 +136,15 @@ def explain_gradient(actual: Mapping[str, Tensor], of_tokens: TokenGradients) ->
     Raises:
         ValueError: A tensor without gradient.
     """
-    right = of_tokens.weights @ of_tokens.basis
-    scale = _one_over_norms(right, of_tokens.sizes)
-    basis, difference = of_tokens.basis * scale, (_flat(actual, of_tokens) - right) * scale
+    right = basis.weights @ basis.rows
+    scale = _one_over_norms(right, basis.sizes)
+    rows, difference = basis.rows * scale, (_flat(actual, basis.names) - right) * scale
     size = float(difference.norm())
     if not math.isfinite(size) or size == 0:
         return None
-    of_responses = torch.split(of_tokens.weights[:, None] * basis, list(of_tokens.lengths))
-    whole = torch.stack([part.sum(0) for part in of_responses])
-    per_completion, left_by_completion = _solve(whole, difference)
-    by_completion = left_by_completion <= _IN_SPAN
-    if by_completion:
-        # Rows of `whole` carry the right weights already, so a solution of 0.5 is a ratio of 1.5.
-        ratios = tuple(
-            torch.full((length,), 1 + float(x)) for length, x in zip(of_tokens.lengths, per_completion, strict=True)
-        )
-        return Weights(ratios, left_by_completion, True)
-    solution, left_over = _solve(basis, difference)
-    ratios = torch.split(1 + solution / of_tokens.weights, list(of_tokens.lengths))
-    return Weights(tuple(ratios), left_over, False)
+    solution = torch.linalg.lstsq(rows.T, difference[:, None]).solution[:, 0]
+    ratios = torch.split(1 + solution / basis.weights, list(basis.lengths))
+    return Weights(tuple(ratios), float((solution @ rows - difference).norm()) / size)
 
 
 def _one_over_norms(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -153,14 +153,8 @@ def _one_over_norms(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(torch.where(norms > 0, 1 / norms, 0.0), torch.tensor(sizes))
 
 
-def _solve(basis: Tensor, target: Tensor) -> tuple[Tensor, float]:
-    """Least squares over the rows of ``basis``; the solution and the share of the target that is left over."""
-    solution = torch.linalg.lstsq(basis.T, target[:, None]).solution[:, 0]
-    return solution, float((solution @ basis - target).norm() / target.norm())
-
-
-def _flat(gradients: Mapping[str, Tensor], of_tokens: TokenGradients) -> Tensor:
-    missing = [name for name in of_tokens.names if name not in gradients]
+def _flat(gradients: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    missing = [name for name in names if name not in gradients]
     if missing:
         raise ValueError(f"no gradient of {missing[0]}: a missing one has to be filled with zeros")
-    return torch.cat([gradients[name].reshape(-1) for name in of_tokens.names])
+    return torch.cat([gradients[name].reshape(-1) for name in names])

@@ -39,7 +39,7 @@ def gather(
     completed = with_zeros(actual, study.witness)
     hidden = _hidden(study, flow, notes)
     wrong = differences.beyond
-    states_differ = first_differing(hidden) is not None
+    states_differ, policy_differs = first_differing(hidden) is not None, "per_token_logps" in wrong
     backward, stray = _backward(study, flow) if wrong == {"gradients"} else ((), 0.0)
     evidence = Evidence(
         differences=differences,
@@ -50,11 +50,9 @@ def gather(
         hidden=hidden,
         backward=backward,
         stray_gradient=stray,
-        sight=_sight(study, subject, notes) if "per_token_logps" in wrong and (states_differ or not hidden) else None,
-        sources=_sources(study, completed, differences)
-        if "per_token_logps" in wrong and hidden and not states_differ
-        else None,
-        weights=_weights(study, completed) if "gradients" in wrong and "per_token_logps" not in wrong else None,
+        sight=_sight(study, subject, notes) if policy_differs and (states_differ or not hidden) else None,
+        sources=_sources(study, completed, differences) if policy_differs and hidden and not states_differ else None,
+        weights=_weights(study, completed, differences),
         tokens=study.tokens,
     )
     return evidence, tuple(notes)
@@ -88,7 +86,7 @@ def _sight(study: CaseStudy, subject: Subject, notes: list[str]) -> Sight | None
         notes.append(f"what attends to what was not measured: {error}")
         return None
     if sight is not None and not sight.num_queries:
-        notes.append("what attends to what was not measured: attention has no finite derivative here")
+        notes.append("what attends to what was not measured: attention weights could not be read here")
     return sight
 
 
@@ -99,7 +97,12 @@ def _sources(study: CaseStudy, actual: Observation, differences: Differences) ->
     )  # fmt: skip
 
 
-def _weights(study: CaseStudy, actual: Observation) -> Weights | None:
-    if actual.gradients is None:
+def _weights(study: CaseStudy, actual: Observation, differences: Differences) -> Weights | None:
+    """By response; by token where that explains nothing and sums are wrong: that takes a pass for each token."""
+    wrong = differences.beyond
+    if actual.gradients is None or "gradients" not in wrong or wrong & {"per_token_logps", "ref_per_token_logps"}:
         return None
-    return explain_gradient(actual.gradients, study.token_gradients())
+    by_response = explain_gradient(actual.gradients, study.gradient_basis(per_token=False))
+    if by_response is None or by_response.explained or wrong == {"gradients"}:
+        return by_response
+    return explain_gradient(actual.gradients, study.gradient_basis(per_token=True))

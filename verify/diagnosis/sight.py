@@ -1,16 +1,21 @@
 """Which token attends to which, and at which positions: measured on the subject, whatever mask or kernel it has.
 
-What attention returns is linear in the values, with the attention weights as coefficients. A key is seen by a query
-where the derivative of the first layer's attention at the query with respect to the value at the key is not exactly
-zero; masked keys have weights of exactly zero.
+What attention returns is a sum of values, with the attention weights as coefficients. In the first layer the values are
+replaced by ones and zeros, a one of its own for each key: what comes out is the weights themselves. With two heads of
+width 2 for keys and values, four keys fit into one pass:
 
-Shape letters: B rows, T slots, D width.
+    values of slots 0, 1, 2, 3     10|00   01|00   00|10   00|01
+    what a query sees of them      slot 0, slot 1 in the heads that share the first, slots 2 and 3 in the others
+
+Masked keys have weights of exactly zero.
+
+Shape letters: B rows, T slots, K heads of keys and values, N heads of queries, H width of a head.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,78 +29,83 @@ from verify.groups import PreferenceGroup
 
 NOT_OF_THE_CASE = -1
 """Stands for the id of any slot that holds no token of the case."""
-MAX_SLOTS = 600
-"""Rows longer than this are left out: one backward pass is needed for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """Attention of the first layer in one pass.
+class Probe:
+    """The first attention layer, and how many keys one pass can tell apart.
 
     Args:
-        call: Number of the pass.
-        values: Output of the value projection, a leaf of the graph.
-        output: What attention returned.
+        values: Its value projection.
+        output: Its output projection, whose input is what attention returned.
+        num_kv_heads: K.
+        head_dim: H.
     """
 
-    call: int
-    values: Tensor
-    output: Tensor
+    values: nn.Module
+    output: nn.Module
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def keys_per_pass(self) -> int:
+        """K H."""
+        return self.num_kv_heads * self.head_dim
+
+    @staticmethod
+    def of(decoder: Decoder, config: Any) -> Probe | None:
+        """The probe of a decoder, or None where its layers have no projections of their own."""
+        attention = decoder.layers[0].self_attn
+        values, output = getattr(attention, "v_proj", None), getattr(attention, "o_proj", None)
+        heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+        width = getattr(values, "out_features", None)
+        if not isinstance(values, nn.Module) or not isinstance(output, nn.Module):
+            return None
+        if not isinstance(heads, int) or not isinstance(width, int) or width % heads:
+            return None
+        return Probe(values, output, heads, width // heads)
 
 
 @contextmanager
-def record_attention(decoder: Decoder, calls: Sequence[ForwardCall]) -> Iterator[list[Attention]]:
-    """Keep values and output of the first layer's attention of each pass that is recorded in ``calls``.
+def probing(probe: Probe | None, calls: Sequence[ForwardCall], first_key: int) -> Iterator[dict[int, Tensor]]:
+    """Replace values while the context is open.
 
     Args:
-        decoder: The decoder.
+        probe: The layer; None where there is none to probe, so that nothing is replaced.
         calls: Passes, recorded at the same time by ``record_flow``, which must be entered first.
+        first_key: The first slot whose sight is asked for; as many follow as a pass can tell apart.
 
     Yields:
-        Filled as passes run; stays empty where the layer has no value projection of its own.
+        Number of the pass to which slot sees which of these keys; bool, [B, T query, keys]. Filled as passes run;
+        where something is not finite, an entry is missing.
     """
-    kept: list[Attention] = []
-    leaf: list[Tensor] = []
-
-    def cut(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        leaf.clear()
-        if not calls or not torch.is_grad_enabled() or not isinstance(output, Tensor):
-            return output
-        leaf.append(output.detach().requires_grad_())
-        return leaf[0]
-
-    def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        if leaf and isinstance(first, Tensor) and first.shape[:-1] == calls[-1].input_ids.shape:
-            kept.append(Attention(len(calls) - 1, leaf[0], first))
-
-    attention = decoder.layers[0].self_attn
-    projection = getattr(attention, "v_proj", None)
-    if not isinstance(attention, nn.Module) or not isinstance(projection, nn.Module):
-        yield kept
+    seen: dict[int, Tensor] = {}
+    if probe is None:
+        yield seen
         return
-    hooks = (projection.register_forward_hook(cut), attention.register_forward_hook(leave))
+
+    def replace(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        if not isinstance(output, Tensor) or output.ndim != 3:
+            return output
+        ones = torch.zeros_like(output)
+        for number, slot in enumerate(range(first_key, min(first_key + probe.keys_per_pass, output.shape[1]))):
+            ones[:, slot, number] = 1
+        return ones
+
+    def read(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        heads_BTD = args[0] if args else None  # noqa: N806
+        if not calls or not isinstance(heads_BTD, Tensor) or heads_BTD.shape[:-1] != calls[-1].input_ids.shape:
+            return
+        weights = heads_BTD.detach().reshape(*heads_BTD.shape[:-1], probe.num_kv_heads, -1, probe.head_dim)
+        if bool(torch.isfinite(weights).all()):
+            seen[len(calls) - 1] = (weights != 0).any(dim=-2).flatten(-2).cpu()
+
+    hooks = (probe.values.register_forward_hook(replace), probe.output.register_forward_pre_hook(read))
     try:
-        yield kept
+        yield seen
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def seen_keys(attention: Attention) -> Tensor | None:
-    """Which slot sees which; bool [B, T query, T key], or None where the graph does not reach the values or is NaN."""
-    output, leaf = attention.output, attention.values
-    if not output.requires_grad or output.shape[1] > MAX_SLOTS:
-        return None
-    direction = torch.randn(output.shape[-1], generator=torch.Generator().manual_seed(0)).to(output)
-    seen = []
-    for query in range(output.shape[1]):
-        along = (output[:, query] * direction).sum()
-        (gradient,) = torch.autograd.grad(along, leaf, retain_graph=True, allow_unused=True)
-        if gradient is None or not bool(torch.isfinite(gradient).all()):
-            return None
-        seen.append((gradient != 0).any(-1))
-    return torch.stack(seen, dim=1).cpu()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +132,14 @@ class Sight:
 
 
 def look(
-    calls: Sequence[ForwardCall], attentions: Sequence[Attention], tokens: Tokens, groups: Sequence[PreferenceGroup]
+    calls: Sequence[ForwardCall], seen_by_call: Mapping[int, Tensor], tokens: Tokens, groups: Sequence[PreferenceGroup]
 ) -> Sight:
     """Compare what was seen with what should be.
 
     Args:
         calls: Passes of the policy.
-        attentions: Of the same passes; those without are not looked at for visibility.
+        seen_by_call: Number of a pass to which slot sees which, bool [B, T query, T key]; passes without are not
+            looked at for visibility.
         tokens: Tracked tokens by id.
         groups: The groups of the case.
 
@@ -136,7 +147,6 @@ def look(
         The sight.
     """
     case_ids = {t for group in groups for part in (group.prompt_ids, *group.completions) for t in part}
-    seen_by_call = {attention.call: seen_keys(attention) for attention in attentions}
     rows = _rows(calls, seen_by_call, tokens)
     foreign: dict[int, set[int]] = {}
     hidden: dict[int, set[int]] = {}
@@ -215,7 +225,7 @@ class _Row:
         return {group: counter.most_common(1)[0][0] for group, counter in {**of_any, **of_prompt}.items()}
 
 
-def _rows(calls: Sequence[ForwardCall], seen: dict[int, Tensor | None], tokens: Tokens) -> list[_Row]:
+def _rows(calls: Sequence[ForwardCall], seen: Mapping[int, Tensor], tokens: Tokens) -> list[_Row]:
     rows = []
     for c, call in enumerate(calls):
         of_call, tracked = seen.get(c), tracked_slots(call, tokens)

@@ -12,11 +12,11 @@ from torch import Tensor
 from verify.cases import Case
 from verify.comparison import StructureError, compare_observations
 from verify.diagnosis.alignment import Tokens, hidden_states
-from verify.diagnosis.coefficients import TokenGradients, token_gradients
+from verify.diagnosis.coefficients import Basis, gradient_basis
 from verify.diagnosis.differences import Differences, measure_differences
 from verify.diagnosis.flow import Decoder, ForwardCall, find_decoder, policy_pass, record_flow
 from verify.diagnosis.layers import Yardstick
-from verify.diagnosis.sight import Sight, look, record_attention
+from verify.diagnosis.sight import Probe, Sight, look, probing
 from verify.diagnosis.signature import Signature, signature_of
 from verify.diagnosis.tokens import tracked_tokens
 from verify.faults.catalogue import FAULTS
@@ -29,6 +29,7 @@ from verify.objective import DpoSigmoid
 from verify.observation import Observation, observe
 from verify.subject import Subject, SubjectError, gradient_support
 from verify.subjects.faulty import FaultySubject
+from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.oracle import apply_dpo
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
@@ -115,7 +116,7 @@ class CaseStudy:
     yardstick: Yardstick
     tokens: Tokens
     _planted: dict[str, Signature] | None = None
-    _token_gradients: TokenGradients | None = None
+    _bases: dict[bool, Basis] = field(default_factory=dict)
     _logits: dict[int, Tensor] | None = None
 
     @staticmethod
@@ -199,23 +200,30 @@ class CaseStudy:
         """Signatures of the catalogue's faults on this case, by name; planted when first asked for."""
         if self._planted is None:
             self._planted = {}
+            forwards = ForwardCache(self.bench.model)
             for fault in plantable(self.bench.faults, self.case):
                 try:
-                    observation = self.bench.observe(FaultySubject(mutation=fault), self.case)
+                    observation = self.bench.observe(FaultySubject(mutation=fault, forwards=forwards), self.case)
                     signature = self.signature(observation)
                 except (SubjectError, StructureError):
                     continue  # a fault that cannot even be compared here is nobody's neighbour
                 self._planted[fault.name] = signature
         return self._planted
 
-    def token_gradients(self) -> TokenGradients:
-        """Gradient of each token's log-prob under the unpacked path; computed when first asked for."""
-        if self._token_gradients is None:
-            self._token_gradients = token_gradients(
-                WITNESS, self.bench.model, self.case.groups, self.bench.objective,
-                apply_objective=apply_dpo, ref_logps=self.witness.ref_per_token_logps, baseline=self.bench.baseline,
-            )  # fmt: skip
-        return self._token_gradients
+    def gradient_basis(self, *, per_token: bool) -> Basis:
+        """Gradients of the unpacked path's log-probs, by response or by token; computed when first asked for."""
+        if per_token not in self._bases:
+            self._bases[per_token] = gradient_basis(
+                WITNESS,
+                self.bench.model,
+                self.case.groups,
+                self.bench.objective,
+                per_token=per_token,
+                apply_objective=apply_dpo,
+                ref_logps=self.witness.ref_per_token_logps,
+                baseline=self.bench.baseline,
+            )
+        return self._bases[per_token]
 
     def logits(self) -> Mapping[int, Tensor]:
         """The unpacked path's logits at each tracked token, float64 [V]; computed when first asked for."""
@@ -243,10 +251,31 @@ class CaseStudy:
         decoder, model = self.bench.decoder, self.bench.model
         if decoder is None:
             return None
+        probe = Probe.of(decoder, model.config)
+        calls, seen = self._pass(subject, decoder, probe, 0)
+        longest = max((call.input_ids.shape[1] for call in calls), default=0)
+        parts = [seen]
+        for first_key in range(probe.keys_per_pass, longest, probe.keys_per_pass) if probe is not None else ():
+            again, seen = self._pass(subject, decoder, probe, first_key)
+            if [call.input_ids.tolist() for call in again] != [call.input_ids.tolist() for call in calls]:
+                parts = [{}]  # fed otherwise than before: what was seen does not belong together
+                break
+            parts.append(seen)
+        whole = {
+            number: torch.cat([part[number] for part in parts], dim=-1)[..., : calls[number].input_ids.shape[1]]
+            for number in set(parts[0]).intersection(*parts)
+        }
+        return look(calls, whole, self.tokens, self.case.groups)
+
+    def _pass(
+        self, subject: Subject, decoder: Decoder, probe: Probe | None, first_key: int
+    ) -> tuple[list[ForwardCall], Mapping[int, Tensor]]:
+        """One pass of the policy, with values replaced by ones for some keys."""
+        model = self.bench.model
         differentiable = gradient_support(subject, model).supported
         with (
-            record_flow(decoder, policy_pass(model, differentiable=differentiable)) as calls,
-            record_attention(decoder, calls) as attentions,
+            record_flow(decoder, lambda: True) as calls,
+            probing(probe, calls, first_key) as seen,
             restored_model(model, subject.name, seed=self.bench.seed),
             torch.set_grad_enabled(differentiable),
         ):
@@ -256,7 +285,7 @@ class CaseStudy:
                 raise
             except BaseException as error:
                 raise SubjectError(f"subject {subject.name} raised {type(error).__name__}: {error}") from error
-        return look(calls, attentions, self.tokens, self.case.groups)
+        return calls, seen
 
 
 def plantable(faults: Sequence[Fault], case: Case) -> tuple[Fault, ...]:

@@ -201,7 +201,13 @@ def beyond_a_position(branches: Branches) -> str | None:
 
 def grows_with_position(branches: Branches) -> str | None:
     """Differences grow along a response."""
-    long = [b for b in branches.differing if b.length >= _LONG_ENOUGH and bool(torch.isfinite(b.differences).all())]
+    long = [
+        branch
+        for branch in branches.differing
+        if branch.length >= _LONG_ENOUGH
+        and 2 * int(branch.beyond.sum()) > branch.length
+        and bool(torch.isfinite(branch.differences).all())
+    ]
     growing = []
     for branch in long:
         third = branch.length // 3

@@ -15,10 +15,12 @@ def backward_suspects(evidence: Evidence) -> Iterator[Suspect]:
     if any(gradient.missing for gradient in gradients) or all(gradient.norm_ratio == 0 for gradient in gradients):
         yield Suspect("gradients", MEASURED, "the loss is right, but LoRA tensors have no gradient, or one of zeros")
         return
-    if weights is not None and weights.explained:
-        what = "responses" if weights.by_completion else "tokens"
+    if weights is not None and weights.by_response:
+        shown = ", ".join(f"{ratio:.3g}" for ratio in weights.response_ratios[:4])
         yield Suspect(
-            "objective", INFERRED, f"other coefficients of the {what} explain the gradient; the loss is right"
+            "objective",
+            INFERRED,
+            f"the loss is right, but responses weigh {shown} times what they should in the gradient",
         )
         return
     first = first_differing(evidence.backward)

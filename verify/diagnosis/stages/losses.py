@@ -23,12 +23,12 @@ def loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect("objective", POSSIBLE, "rewards are exact, the loss is not")
         yield Suspect("accumulation", POSSIBLE, "rewards are exact, the loss is not")
         return
-    if not weights.by_completion:
+    if not weights.by_response:
         stage: StageName = "supervision" if weights.explained else "gradients"
         yield Suspect(stage, INFERRED, "the loss was not made of the rewards: tokens of one response weigh differently")
         yield Suspect("objective", POSSIBLE, "rewards are exact, the loss is not")
         return
-    ratios = torch.tensor(weights.completion_ratios, dtype=torch.float64).view(-1, 2)
+    ratios = torch.tensor(weights.response_ratios, dtype=torch.float64).view(-1, 2)
     balanced = bool(((ratios[:, 0] - ratios[:, 1]).abs() <= _TOLERANCE * ratios.abs().max()).all())
     reweighted = float((ratios.mean(1) * evidence.group_losses).mean())
     if balanced and abs(reweighted - float(evidence.actual.loss)) <= _TOLERANCE * abs(reweighted):

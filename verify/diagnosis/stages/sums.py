@@ -41,7 +41,7 @@ def reward_suspects(evidence: Evidence) -> Iterator[Suspect]:
             "supervision", INFERRED,
             f"{weights.left_over:.0%} of the gradient's error come from no completion token: something else is counted",
         )  # fmt: skip
-    elif not weights.by_completion:
+    elif not weights.by_response:
         lost = _lost_tokens(weights, evidence)
         yield Suspect("supervision", INFERRED, f"tokens of one response weigh differently in the gradient{lost}")
         yield Suspect("reduction", POSSIBLE, "a sum that leaves tokens out looks the same")

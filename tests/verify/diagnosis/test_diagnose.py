@@ -1,0 +1,164 @@
+"""Wrong subjects from end to end: the stage that is named, and what is said about where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from verify.diagnosis.cases import CASE_NAME
+from verify.diagnosis.diagnose import Diagnosis, Diagnostician
+from verify.diagnosis.measurement import leave_one_out
+from verify.faults.catalogue import mutation_named
+from verify.faults.fault import Fault
+from verify.subject import Subject
+from verify.subjects.faulty import FaultySubject
+
+Wrong = Callable[[str], Any]
+
+
+# One for every stage; tests/benchmarks/bench_diagnosis.py runs all of them.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SeparatorInFront",
+        "SegmentsAlone",
+        "PositionsCapped",
+        "FeedForwardOff",
+        "KeysDetached",
+        "FirstFromFirst",
+        "EveryFourthUncounted",
+        "Temperature",
+        "LengthToThePower",
+        "ReferenceUnmasked",
+        "Hinge",
+        "WeighedByPrompt",
+        "GradientsClippedOneByOne",
+    ],
+)
+def test_the_wrong_stage_is_named_first(name: str, diagnostician: Diagnostician, wrong: Wrong) -> None:
+    subject = wrong(name)
+    found = diagnostician.diagnose(subject, [])
+    assert found.case == CASE_NAME
+    assert found.suspects[0].stage == subject.stage
+    assert found.suspects[0].because
+    assert found.patterns
+
+
+def test_a_right_subject_is_not_diagnosed(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    assert diagnostician.diagnose(wrong("Trainer"), []) == Diagnosis(notes=("no value differs on case diagnosis",))
+
+
+def test_the_stage_is_named_without_the_fault_itself_in_the_catalogue(
+    diagnostician: Diagnostician, few_faults: tuple[Fault, ...]
+) -> None:
+    attributions = list(leave_one_out(diagnostician, [], faults=few_faults))
+    assert [a.name for a in attributions] == [fault.name for fault in few_faults]
+    assert all(a.right for a in attributions), [(a.name, a.named) for a in attributions]
+    assert all(a.name not in [near.fault.name for near in a.diagnosis.nearest] for a in attributions)
+
+
+def test_a_subject_with_a_bug_of_the_catalogue_is_at_no_distance_from_it(
+    diagnostician: Diagnostician, wrong: Wrong
+) -> None:
+    """Written by somebody else, in another packing, on another path through the model."""
+    for subject, fault in (("Averaged", "mean-instead-of-sum"), ("RunningPositions", "positions-run-on")):
+        found = diagnostician.diagnose(wrong(subject), [])
+        assert found.nearest[0].fault.name == fault
+        assert found.nearest[0].distance < 1e-3
+        assert found.suspects[0].because.startswith(f"the planted fault {fault} has the same signature")
+
+
+def test_what_attends_to_what_is_said_by_segment(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    found = diagnostician.diagnose(wrong("PromptEndHidden"), [])
+    assert "all of the rejected response of group 0" in found.suspects[0].because
+    assert "do not attend to token 18 of the prompt of group 0" in found.suspects[0].because
+
+
+def test_a_prediction_from_the_wrong_slot_names_the_slot(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    found = diagnostician.diagnose(wrong("FirstFromFirst"), [])
+    assert (
+        "token 0 of the chosen response of group 0 from token 0 of the prompt of group 0" in found.suspects[0].because
+    )
+    assert found.first_layer.endswith("the fault lies behind the decoder")
+
+
+def test_the_first_layer_that_differs_is_the_one_that_was_changed(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    assert diagnostician.diagnose(wrong("FeedForwardOff"), []).first_layer.startswith(
+        "layer 0 attention agrees; layer 0 mlp differs"
+    )
+    assert diagnostician.diagnose(wrong("LastLayerRounded"), []).first_layer.startswith(
+        "layer 0 mlp agrees; layer 1 attention differs"
+    )
+
+
+def test_the_subject_is_the_odd_one_out(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    said = diagnostician.diagnose(wrong("Temperature"), []).odd_one_out
+    assert said.startswith("unpacked, dense, sparse and split agree; temperature differs by up to")
+    assert diagnostician.diagnose(wrong("Averaged"), []).odd_one_out.endswith("split and averaged agree")
+
+
+class NotANumber:
+    """NaN at one token of the second pair."""
+
+    name = "not-a-number"
+
+    def __init__(self, right: Subject) -> None:
+        self._right = right
+
+    def per_token_logps(self, model: Any, groups: Any) -> Any:
+        logps = list(self._right.per_token_logps(model, groups))
+        logps[2] = torch.where(torch.arange(len(logps[2])) == 3, torch.nan, logps[2])
+        return logps
+
+
+def test_a_value_that_is_not_finite_is_placed(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    found = diagnostician.diagnose(NotANumber(wrong("Trainer")), [])
+    assert found.patterns[0].sentence.endswith("the first at token 3 of the chosen response of group 1")
+    assert found.suspects[0].stage == "token_logps"
+
+
+class Raises:
+    name = "raises"
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def per_token_logps(self, model: Any, groups: Any) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel"), SystemExit(0)])
+def test_a_subject_that_raises_ends_no_diagnosis(error: BaseException, diagnostician: Diagnostician) -> None:
+    found = diagnostician.diagnose(Raises(error), [])
+    assert found.suspects == ()
+    assert f"raised {type(error).__name__}" in found.notes[0]
+
+
+class ChangesWeights:
+    name = "changes-weights"
+
+    def __init__(self, right: Subject) -> None:
+        self._right = right
+
+    def per_token_logps(self, model: Any, groups: Any) -> Any:
+        next(iter(model.parameters())).data.mul_(1.01)
+        return self._right.per_token_logps(model, groups)
+
+
+def test_a_subject_that_changes_the_model_spoils_no_other(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    found = diagnostician.diagnose(ChangesWeights(wrong("Trainer")), [])
+    assert "changed the model" in found.notes[-1]
+    assert diagnostician.diagnose(wrong("Trainer"), []).notes == ("no value differs on case diagnosis",)
+
+
+def test_a_fault_that_needs_another_case_is_diagnosed_there(diagnostician: Diagnostician) -> None:
+    from verify.cases import tiny_cases
+
+    (case,) = [case for case in tiny_cases(257, 0) if case.name == "special-ids-inside"]
+    found = diagnostician.diagnose(FaultySubject(mutation=mutation_named("token-zero-not-counted")), [case])
+    assert found.case == case.name
+    assert found.notes[0] == "no value differs on case diagnosis"
+    assert found.suspects[0].stage == "supervision"
