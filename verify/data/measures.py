@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from verify.data.pairs import Pair, TextPair, Turns
 from verify.data.rows import DataError
-from verify.data.survey import PairSizes, Remark
-from verify.data.violations import Reason, UnusableRow
+from verify.data.survey import PairSizes
+from verify.data.violations import Reason, Remark, UnusableRow
 from verify.groups import PreferenceGroup, check_token_ids
 
 if TYPE_CHECKING:

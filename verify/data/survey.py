@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,7 +16,7 @@ from verify.data.length_statistics import Ints, LengthHistogram, Reservoir
 from verify.data.pairs import Pair
 from verify.data.rows import DataError, Place, check_file, is_parquet, iter_rows, parquet_num_rows
 from verify.data.shapes import Shape, left_out_columns, same_shape
-from verify.data.violations import Reason, UnusableRow, Violation
+from verify.data.violations import Reason, Remark, UnusableRow, Violation
 from verify.packing_plan.totals import MOST_PAIRS, NO_PAIRS, Totals, totals_of
 
 PARTS = ("prompt", "chosen", "rejected", "pair")
@@ -32,13 +31,6 @@ EXAMPLES_KEPT = 3
 _PAIRS_AT_A_TIME = 512
 _BYTES_AT_A_TIME = 4 * 2**20
 assert _PAIRS_AT_A_TIME <= MOST_PAIRS
-
-
-class Remark(StrEnum):
-    """What is odd about a row that can be packed all the same."""
-
-    MISSING_END_TOKEN = "missing_end_token"
-    """A response ends without a special token: the model does not learn to stop there."""
 
 
 class PairSizes(NamedTuple):

@@ -6,41 +6,92 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from verify.data.rows import Place
 
 
-class Reason(StrEnum):
+class NamedMeaning(StrEnum):
+    """Names that reports show, each with what it means."""
+
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str) -> Self:
+        """A member of that name."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning = meaning
+        return member
+
+
+class Reason(NamedMeaning):
     """Why a row is not used."""
 
-    DIFFERENT_PROMPTS = "different_prompts"
-    """Chosen and rejected part before an assistant's turn: they answer different prompts."""
-    EMPTY_PROMPT = "empty_prompt"
-    """No turn, or no text, before the responses: the first response token would have no predictor."""
-    EMPTY_RESPONSE = "empty_response"
-    """A side without a turn, text or token of its own."""
-    IDENTICAL_RESPONSES = "identical_responses"
-    """Chosen and rejected have the same tokens: the margin is zero whatever the layout does."""
-    NO_FINAL_ASSISTANT_TURN = "no_final_assistant_turn"
-    """A side ends with a turn that is not the assistant's: there is no response to score."""
-    PREFILLED_PROMPT = "prefilled_prompt"
-    """The shared turns end with an assistant's: the response would continue it, without a generation prompt."""
-    PROMPT_COLUMN_DIFFERS = "prompt_column_differs"
-    """The prompt column is not what the conversations share."""
-    TURN_NOT_TEXT = "turn_not_text"
-    """A turn is more than a role and a text (tool call, image part, null, half a surrogate pair)."""
-    TEMPLATE_REFUSES = "template_refuses"
-    """The chat template raises on these turns."""
-    TEMPLATE_REWRITES_PROMPT = "template_rewrites_prompt"
-    """The rendered prompt is not the beginning of the rendered conversation."""
-    SEAM_MERGE = "seam_merge"
-    """The texts agree, but a token spans the end of the prompt: each side implies other prompt tokens."""
-    DOUBLED_BOS = "doubled_bos"
-    """Plain text that already begins with the token that the tokenizer puts in front."""
-    TRUNCATED = "truncated"
-    """A sequence is longer than the trainer lets through: cut, the two sides may keep different prompts."""
-    OVER_MAX_TOKENS = "over_max_tokens"
-    """More tokens than were asked for; nothing is ever truncated."""
+    DIFFERENT_PROMPTS = (
+        "different_prompts",
+        "Chosen and rejected part before an assistant's turn: they answer different prompts",
+    )
+    EMPTY_PROMPT = (
+        "empty_prompt",
+        "No turn, or no text, before the responses: the first response token would have no predictor",
+    )
+    EMPTY_RESPONSE = (
+        "empty_response",
+        "A side without a turn, text or token of its own",
+    )
+    IDENTICAL_RESPONSES = (
+        "identical_responses",
+        "Chosen and rejected have the same tokens: the margin is zero whatever the layout does",
+    )
+    NO_FINAL_ASSISTANT_TURN = (
+        "no_final_assistant_turn",
+        "A side ends with a turn that is not the assistant's: there is no response to score",
+    )
+    PREFILLED_PROMPT = (
+        "prefilled_prompt",
+        "The shared turns end with an assistant's: the response would continue it, without a generation prompt",
+    )
+    PROMPT_COLUMN_DIFFERS = (
+        "prompt_column_differs",
+        "The prompt column is not what the conversations share",
+    )
+    TURN_NOT_TEXT = (
+        "turn_not_text",
+        "A turn is more than a role and a text (tool call, image part, null, half a surrogate pair)",
+    )
+    TEMPLATE_REFUSES = (
+        "template_refuses",
+        "The chat template raises on these turns",
+    )
+    TEMPLATE_REWRITES_PROMPT = (
+        "template_rewrites_prompt",
+        "The rendered prompt is not the beginning of the rendered conversation",
+    )
+    SEAM_MERGE = (
+        "seam_merge",
+        "The texts agree, but a token spans the end of the prompt: each side implies other prompt tokens",
+    )
+    DOUBLED_BOS = (
+        "doubled_bos",
+        "Plain text that already begins with the token that the tokenizer puts in front",
+    )
+    TRUNCATED = (
+        "truncated",
+        "A sequence is longer than the trainer lets through: cut, the two sides may keep different prompts",
+    )
+    OVER_MAX_TOKENS = (
+        "over_max_tokens",
+        "More tokens than were asked for; nothing is ever truncated",
+    )
+
+
+class Remark(NamedMeaning):
+    """What is odd about a row that can be packed all the same."""
+
+    MISSING_END_TOKEN = (
+        "missing_end_token",
+        "No special token among the last three of a response: the model does not learn to stop there",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,14 @@ from verify.subjects.bins import (
     length_sorted_batches,
 )
 
+REPEATED_ROWS = "sequence packing, prompts repeated"
+SHARED_ROWS = "sequence packing, prompts shared"
+
 FEWEST_STEPS = 16
-"""A shorter data set is repeated until it fills this many steps, so that the last step does not decide."""
+"""A shorter data set is repeated until it fills this many steps, so that single rows do not decide."""
+
+_MOST_GROUPS = 50_000
+"""Where a data set is repeated, up to this many groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +81,13 @@ class RankStep:
         work: Everything that is computed, padding included.
         useful_tokens: Tokens of the data among the slots.
         num_rows: Rows.
-        num_sequences: Sequences (prompt and one response) that end in them.
+        num_examples: Groups in them; a sequence of a group of K counts as 1/K.
     """
 
     work: Work
     useful_tokens: int
     num_rows: int
-    num_sequences: int
+    num_examples: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +96,22 @@ class PlanResult:
 
     Args:
         plan: Its name.
-        num_steps: Steps of the epoch.
-        num_rows: Rows of the epoch.
-        num_examples: Groups of the epoch.
+        num_steps: Steps of the epoch; an incomplete last one is left out, unless it is the only one.
+        num_rows: Rows in them.
+        num_examples: Groups in them.
         slots_per_step: Slots, padding included; mean.
         useful_tokens_per_step: Slots that hold a token of the data; mean.
         peak_slots: Most slots that a rank holds in one step.
         flops: Forward FLOPs of all ranks.
         waiting_share: Share of the ranks' time in which they wait for the slowest.
-        speed_up: Time of the epoch unpacked and padded ("plain") over the time with this plan.
+        speed_up: Time for each group unpacked and padded ("plain") over the time with this plan.
         order: Whether rows follow the order of the data set; None where no row holds two groups.
     """
 
     plan: str
     num_steps: int
     num_rows: int
-    num_examples: int
+    num_examples: float
     slots_per_step: float
     useful_tokens_per_step: float
     peak_slots: int
@@ -165,14 +171,16 @@ def simulate(groups: Sequence[GroupLengths], setting: Setting, plans: Sequence[s
     if unknown := [plan for plan in plans if plan not in PLANS]:
         raise ValueError(f"unknown plan {unknown[0]!r}: expected one of {', '.join(PLANS)}")
     epoch = _epoch(groups, setting)
-    plain_s = _duration(_plain(epoch, setting, batches_in_order).steps, setting.prices)
-    return tuple(_result(plan, PLANS[plan](epoch, setting), epoch, setting, plain_s) for plan in plans or tuple(PLANS))
+    plain_s = _time_of_a_group(_plain(epoch, setting, batches_in_order).steps, setting.prices)
+    return tuple(_result(plan, PLANS[plan](epoch, setting), setting, plain_s) for plan in plans or tuple(PLANS))
 
 
 def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
     """The shuffled groups, cut to whole steps; a short data set is repeated first."""
     step = setting.num_ranks * setting.groups_per_rank
-    repeats = -(-FEWEST_STEPS * step // len(groups))
+    tokens_of_steps = FEWEST_STEPS * setting.num_ranks * setting.row_limit
+    repeats = max(-(-FEWEST_STEPS * step // len(groups)), -(-tokens_of_steps // sum(group.packed for group in groups)))
+    repeats = max(1, min(repeats, _MOST_GROUPS // len(groups)), -(-step // len(groups)))
     positions = [
         position for repeat in range(repeats) for position in sampling_order(len(groups), setting.seed + repeat)
     ]
@@ -180,26 +188,28 @@ def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
     return _Epoch([groups[position] for position in positions], positions)
 
 
-def _duration(steps: Sequence[Sequence[RankStep]], prices: FlopPrices) -> int:
-    """FLOPs of the slowest rank, summed over steps."""
-    return sum(max(prices.flops(rank.work) for rank in step) for step in steps)
+def _time_of_a_group(steps: Sequence[Sequence[RankStep]], prices: FlopPrices) -> float:
+    """FLOPs of the slowest rank, summed over steps, for each group."""
+    duration = sum(max(prices.flops(rank.work) for rank in step) for step in steps)
+    return duration / sum(rank.num_examples for step in steps for rank in step)
 
 
-def _result(plan: str, made: _Steps, epoch: _Epoch, setting: Setting, plain_s: int) -> PlanResult:
+def _result(plan: str, made: _Steps, setting: Setting, plain_s: float) -> PlanResult:
     ranks = [rank for step in made.steps for rank in step]
+    num_examples = sum(rank.num_examples for rank in ranks)
     flops = sum(setting.prices.flops(rank.work) for rank in ranks)
-    duration = _duration(made.steps, setting.prices)
+    time_of_a_group = _time_of_a_group(made.steps, setting.prices)
     return PlanResult(
         plan=plan,
         num_steps=len(made.steps),
         num_rows=sum(rank.num_rows for rank in ranks),
-        num_examples=len(epoch.groups),
+        num_examples=num_examples,
         slots_per_step=sum(rank.work.tokens for rank in ranks) / len(made.steps),
         useful_tokens_per_step=sum(rank.useful_tokens for rank in ranks) / len(made.steps),
         peak_slots=max(rank.work.tokens for rank in ranks),
         flops=flops,
-        waiting_share=1 - flops / (setting.num_ranks * duration),
-        speed_up=plain_s / duration,
+        waiting_share=1 - flops / (setting.num_ranks * num_examples * time_of_a_group),
+        speed_up=plain_s / time_of_a_group,
         order=check_order(made.rows, setting.seed),
     )
 
@@ -247,17 +257,17 @@ def _padded_sequences(groups: Sequence[GroupLengths]) -> RankStep:
     width = max(sequences)
     predictors = sum(sum(group.responses) for group in groups)
     work = Work(width * len(sequences), causal_pairs(width) * len(sequences), predictors)
-    return RankStep(work, sum(sequences), len(sequences), len(sequences))
+    return RankStep(work, sum(sequences), len(sequences), len(groups))
 
 
 def _padded_groups(groups: Sequence[GroupLengths]) -> RankStep:
     """A row for each group, padded to the longest."""
     width = max(group.packed for group in groups)
-    return _rank_step([([group.packed], packed_work(group), len(group.responses)) for group in groups], width)
+    return _rank_step([([group.packed], packed_work(group), 1.0) for group in groups], width)
 
 
-Item = tuple[list[int], Work, int]
-"""Of one row: the lengths of what it holds, its work without padding, and its number of sequences."""
+Item = tuple[list[int], Work, float]
+"""Of one row: the lengths of what it holds, its work without padding, and how many groups that is."""
 
 
 def _rank_step(rows: Sequence[Item], width: int) -> RankStep:
@@ -266,7 +276,7 @@ def _rank_step(rows: Sequence[Item], width: int) -> RankStep:
         padding = width - sum(lengths)
         work += row_work + Work(padding, causal_pairs(padding), 0)
         useful += sum(lengths)
-    return RankStep(work, useful, len(rows), sum(num_sequences for _, _, num_sequences in rows))
+    return RankStep(work, useful, len(rows), sum(examples for _, _, examples in rows))
 
 
 def _sequence_packed(epoch: _Epoch, setting: Setting, items: Sequence[Item], positions: Sequence[int]) -> _Steps:
@@ -279,7 +289,8 @@ def _sequence_packed(epoch: _Epoch, setting: Setting, items: Sequence[Item], pos
         _rank_step([contents[row] for row in batch], setting.row_limit)
         for batch in batches_in_order(range(len(rows)), rows_per_rank)
     ]
-    steps = [ranks[at : at + setting.num_ranks] for at in range(0, len(ranks), setting.num_ranks)]
+    whole = len(ranks) // setting.num_ranks * setting.num_ranks or len(ranks)
+    steps = [ranks[at : at + setting.num_ranks] for at in range(0, whole, setting.num_ranks)]
     return _Steps(steps, tuple(tuple(sorted({positions[item] for item in row})) for row in rows))
 
 
@@ -287,12 +298,12 @@ def _merged(items: Sequence[Item]) -> Item:
     return (
         [length for lengths, _, _ in items for length in lengths],
         reduce(add, (work for _, work, _ in items)),
-        sum(num_sequences for _, _, num_sequences in items),
+        sum(examples for _, _, examples in items),
     )
 
 
 def _shared_prompt_rows(epoch: _Epoch, setting: Setting) -> _Steps:
-    items = [([group.packed], packed_work(group), len(group.responses)) for group in epoch.groups]
+    items = [([group.packed], packed_work(group), 1.0) for group in epoch.groups]
     return _sequence_packed(epoch, setting, items, epoch.positions)
 
 
@@ -302,7 +313,7 @@ def _repeated_prompt_rows(epoch: _Epoch, setting: Setting) -> _Steps:
     for group, position in zip(epoch.groups, epoch.positions, strict=True):
         for response in group.responses:
             single = GroupLengths(group.prompt, (response,))
-            items.append(([single.packed], unpacked_work(single), 1))
+            items.append(([single.packed], unpacked_work(single), 1 / len(group.responses)))
             positions.append(position)
     return _sequence_packed(epoch, setting, items, positions)
 
@@ -316,8 +327,8 @@ PLANS: Mapping[str, Callable[[_Epoch, Setting], _Steps]] = MappingProxyType(
         "packing, sorting": lambda epoch, setting: _packed(
             epoch, setting, _sorted_by([group.packed for group in epoch.groups])
         ),
-        "sequence packing, prompts repeated": _repeated_prompt_rows,
-        "sequence packing, prompts shared": _shared_prompt_rows,
+        REPEATED_ROWS: _repeated_prompt_rows,
+        SHARED_ROWS: _shared_prompt_rows,
     }
 )
 """What each plan is called, from the simplest on."""

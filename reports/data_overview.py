@@ -1,0 +1,193 @@
+"""What a survey of a preference file says, as sections of text and tables that every rendering shows alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from reports.data_record import Advice, CountedRowsRecord, DataReport, PlanRecord
+from reports.words import NONE, count, number, plural
+
+HEADLINES: dict[Advice, str] = {
+    "pays": "Packing pays",
+    "does-not-pay": "Packing does not pay",
+    "cannot-be-used": "Packing cannot be used",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading, a table under it, and what has to be said about it.
+
+    Args:
+        title: The heading.
+        header: Headings of the columns; the first column names the row, and the others are numbers if ``numeric``.
+        rows: Cells, as text.
+        lines: Remarks below the table.
+        numeric: Whether all columns but the first hold numbers.
+        num_wide_only: How many columns, the last ones, a narrow page leaves out.
+    """
+
+    title: str
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    lines: tuple[str, ...] = ()
+    numeric: bool = True
+    num_wide_only: int = 0
+
+
+def headline(report: DataReport) -> str:
+    """The recommendation in a few words."""
+    return HEADLINES[report.advice.advice]
+
+
+def summary(report: DataReport) -> str:
+    """One line on the file and how it was read."""
+    broken = report.rows_read - report.rows_usable
+    return (
+        f"{report.file}: {plural(report.rows_read, 'row')} of shape {report.shape}, "
+        f"{count(report.rows_usable)} usable, {count(broken)} not; lengths in {report.unit_note}; "
+        f"{count(round(report.rows_per_s))} rows/s"
+    )
+
+
+def sections(report: DataReport) -> tuple[Section, ...]:
+    """Everything that the report says after its headline.
+
+    Args:
+        report: The report.
+
+    Returns:
+        Sections in reading order; none of them empty.
+    """
+    parts = [_broken(report), _lengths(report), _algebra(report), _plans(report), _row_limits(report), _order(report)]
+    notes = (*report.unchecked, *report.notes)
+    return tuple(part for part in (*parts, Section("Notes", lines=notes)) if part.rows or part.lines)
+
+
+def _broken(report: DataReport) -> Section:
+    rows = [*_counted(report.violations, "cannot be packed"), *_counted(report.remarks, "can be packed")]
+    return Section("Rows that need attention", ("what", "rows", "", "meaning", "first"), tuple(rows), numeric=False)
+
+
+def _counted(records: Sequence[CountedRowsRecord], effect: str) -> Iterable[tuple[str, ...]]:
+    for record in records:
+        yield record.name, count(record.rows), effect, record.meaning, record.examples[0]
+
+
+def _lengths(report: DataReport) -> Section:
+    if not report.lengths:
+        return Section("Lengths")
+    percents = list(report.lengths[0].quantiles)
+    header = ("part", "mean", "shortest", *(f"{percent} %" for percent in percents), "longest")
+    rows = tuple(
+        (
+            "prompt and both responses" if part.part == "pair" else part.part,
+            number(part.mean),
+            count(part.shortest),
+            *(count(part.quantiles[percent]) for percent in percents),
+            count(part.longest),
+        )
+        for part in report.lengths
+    )
+    return Section(f"Lengths in {report.unit}", header, rows, ("a percentile is the upper end of its bin",))
+
+
+def _algebra(report: DataReport) -> Section:
+    algebra = report.algebra
+    if algebra is None:
+        return Section("Sharing prompts, without padding")
+    flops = (
+        ("not predicted: attention needs token counts (--tokenizer, or --chars-per-token)",)
+        if algebra.flop_ratio is None
+        else ()
+    )
+    rows = (
+        (report.unit, count(algebra.tokens_unpacked), count(algebra.tokens_packed), number(algebra.token_ratio)),
+        (
+            "attention pairs",
+            count(algebra.attention_pairs_unpacked),
+            count(algebra.attention_pairs_packed),
+            number(algebra.attention_pairs_packed / algebra.attention_pairs_unpacked),
+        ),
+        (f"forward FLOPs, {report.model}", NONE, NONE, number(algebra.flop_ratio)),
+        ("memory of activations (packed slots / padded slots)", NONE, NONE, number(algebra.memory_ratio)),
+    )
+    lines = (
+        f"second copies of prompts are {algebra.shared_share:.1%} of the unpacked {report.unit}",
+        f"Preference Packing's Eq. 1 calls packing cheaper for {algebra.eq1_share:.1%} of the pairs: it counts dense "
+        "attention and no linear layers; a branch mask never computes more than unpacked rows",
+        *(f"FLOPs are {line}" for line in flops),
+    )
+    return Section("Sharing prompts, without padding", ("", "unpacked", "packed", "packed / unpacked"), rows, lines)
+
+
+_PLAN_HEADER = (
+    "speed-up",
+    "filled",
+    "waiting",
+    "pairs/row",
+    "peak slots",
+    "pairs/step",
+    "tokens/step",
+    "padding/step",
+)
+_NUM_WIDE_ONLY = 3
+
+
+def _plan_cells(plan: PlanRecord) -> tuple[str, ...]:
+    return (
+        f"{plan.speed_up:.2f}",
+        f"{plan.token_utilisation:.1%}",
+        f"{plan.waiting_share:.1%}",
+        number(plan.examples_per_row),
+        count(plan.peak_slots),
+        number(plan.examples_per_step),
+        count(round(plan.useful_tokens_per_step)),
+        count(round(plan.padded_tokens_per_step)),
+    )
+
+
+def _plans(report: DataReport) -> Section:
+    simulation = report.simulation
+    if simulation is None:
+        return Section("Ways to fill rows")
+    rows = tuple((plan.plan, *_plan_cells(plan)) for plan in simulation.plans)
+    lines = (
+        f"simulated: {count(simulation.pairs_sampled)} sampled pairs (seed {simulation.seed}), "
+        f"{plural(simulation.num_ranks, 'rank')}, {plural(simulation.pairs_per_rank, 'pair')} per rank and step, rows "
+        f"of {count(simulation.row_limit)} {report.unit} in sequence packing; order shuffled before anything is packed",
+        f"time: {simulation.time_is}; a step lasts as long as its slowest rank",
+        "filled: slots that hold a token; waiting: share of the ranks' time; peak slots: most of one rank in a step",
+    )
+    return Section("Ways to fill rows, predicted", ("plan", *_PLAN_HEADER), rows, lines, num_wide_only=_NUM_WIDE_ONLY)
+
+
+def _row_limits(report: DataReport) -> Section:
+    if report.simulation is None:
+        return Section("Row limits")
+    rows = tuple(
+        (f"{count(plan.row_limit or 0)}, {plan.plan.rpartition(', prompts ')[2]}", *_plan_cells(plan))
+        for plan in report.simulation.by_row_limit
+    )
+    return Section(
+        "Sequence packing by row limit, prompts repeated or shared, predicted",
+        ("row limit", *_PLAN_HEADER),
+        rows,
+        num_wide_only=_NUM_WIDE_ONLY,
+    )
+
+
+def _order(report: DataReport) -> Section:
+    order = report.simulation.order if report.simulation else None
+    if order is None:
+        return Section("Sampling order")
+    found = "follow the order of the file" if order.follows_file_order else "do not follow the order of the file"
+    return Section(
+        "Sampling order",
+        lines=(
+            f"rows of sequence packing {found}: pairs in one row stand {number(order.mean_distance)} pairs apart in "
+            f"the sample, {number(order.random_distance)} in rows filled at random ({order.standard_deviations:+.1f} "
+            f"standard deviations; seed {order.seed})",
+        ),
+    )

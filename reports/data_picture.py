@@ -1,0 +1,105 @@
+"""The picture of a survey: how lengths are distributed, and what sequence packing saves at each row limit."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from reports.data_record import DataReport, PartLengthsRecord, PlanRecord
+
+_WIDTH_INCHES, _HEIGHT_INCHES = 11.0, 3.4
+# Stand-ins for the colours of the page: matplotlib wants real ones, the page has two sets (light and dark).
+_STAND_INS = {
+    role: f"#0304{index:02x}" for index, role in enumerate(("ink", "muted", "line", "first", "second", "third"))
+}
+# Told apart by their lines too, not by colour alone.
+_PARTS: Mapping[str, tuple[str, str]] = {
+    "prompt": ("first", "solid"),
+    "chosen": ("second", "dashed"),
+    "rejected": ("third", "dotted"),
+}
+_PLANS: Mapping[str, tuple[str, str]] = {"shared": ("first", "o"), "repeated": ("third", "s")}
+
+
+def draw(report: DataReport) -> str:
+    """Draw the picture.
+
+    Args:
+        report: The report.
+
+    Returns:
+        An ``<svg>`` element whose colours are the CSS variables of the page. "" where no row is usable. Equal reports
+        give equal text.
+    """
+    if report.simulation is None:
+        return ""
+    # A fixed salt gives ids that do not change from run to run; text stays text, which can be selected and read aloud.
+    with matplotlib.rc_context({"svg.hashsalt": "packparity", "svg.fonttype": "none", "font.size": 10}):
+        figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), facecolor="none")
+        FigureCanvasSVG(figure)
+        left, right = figure.subplots(1, 2)
+        figure.subplots_adjust(left=0.06, right=0.99, bottom=0.15, top=0.9, wspace=0.16)
+        _draw_lengths(left, report.lengths, report.unit)
+        _draw_savings(right, report.simulation.by_row_limit, report.unit)
+        document = io.StringIO()
+        # Without metadata: its date would change, and its URLs are not wanted in a page that needs nothing else.
+        figure.savefig(document, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return _for_page(document.getvalue())
+
+
+def _draw_lengths(axes: Axes, lengths: list[PartLengthsRecord], unit: str) -> None:
+    for part in lengths:
+        if part.part not in _PARTS:
+            continue
+        colour, line = _PARTS[part.part]
+        pairs = sum(each.pairs for each in part.bins)
+        edges = [each.least for each in part.bins] + [part.bins[-1].greatest + 1]
+        # Bins of one token would look thin beside those of many: what is drawn is the share in each doubling.
+        shares = [_per_doubling(each.pairs / pairs, each.least, each.greatest + 1) for each in part.bins]
+        axes.stairs(shares, edges, label=part.part, color=_STAND_INS[colour], linestyle=line, linewidth=1.4)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    _frame(axes, "Share of pairs in a doubling of the length", f"{unit} (log scale)")
+
+
+def _per_doubling(share: float, least: int, beyond: int) -> float:
+    return share / math.log2(beyond / max(1, least)) if beyond > max(1, least) else 0.0
+
+
+def _draw_savings(axes: Axes, plans: list[PlanRecord], unit: str) -> None:
+    for name, (colour, marker) in _PLANS.items():
+        points = [(plan.row_limit or 0, 1 - 1 / plan.speed_up) for plan in plans if plan.plan.endswith(name)]
+        limits, saved = zip(*points, strict=True)
+        axes.plot(limits, saved, label=f"prompts {name}", color=_STAND_INS[colour], marker=marker, linewidth=1.4)
+    axes.set_xscale("log", base=2)
+    axes.axhline(0, color=_STAND_INS["muted"], linewidth=0.8)
+    _frame(axes, "Predicted share of time saved", f"row limit in {unit} (log scale)")
+
+
+def _frame(axes: Axes, title: str, below: str) -> None:
+    ink, line = _STAND_INS["ink"], _STAND_INS["line"]
+    axes.set_title(title, loc="left", fontsize=11, color=ink)
+    axes.set_xlabel(below, color=ink)
+    axes.set_facecolor("none")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.minorticks_off()
+    axes.tick_params(length=0, colors=ink)
+    axes.grid(color=line, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.legend(frameon=False, labelcolor=ink)
+
+
+def _for_page(document: str) -> str:
+    """The ``<svg>`` element alone, in the colours of the page."""
+    svg = document[document.index("<svg") :]
+    for role, colour in _STAND_INS.items():
+        svg = svg.replace(colour, f"var(--{role})")
+    label = "Distribution of lengths, and predicted share of time that sequence packing saves by row limit"
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

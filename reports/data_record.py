@@ -1,0 +1,245 @@
+"""The record of one survey of a preference file: what can be packed, how long it is, and what packing would save.
+
+Like the record of the gate it holds plain values, refuses unknown fields, and refuses to contradict itself.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from reports.values import Count
+
+DATA_REPORT_VERSION: Literal[1] = 1
+
+Advice = Literal["pays", "does-not-pay", "cannot-be-used"]
+PartName = Literal["prompt", "chosen", "rejected", "pair"]
+UnitName = Literal["tokens", "characters"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Ratio = Annotated[FiniteFloat, Field(gt=0)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CountedRowsRecord(_Frozen):
+    """Rows about which the same thing is to be said, and the first of them."""
+
+    name: str
+    meaning: str
+    rows: Count
+    examples: list[str]
+
+    @model_validator(mode="after")
+    def _examples_are_rows(self) -> Self:
+        if not 1 <= len(self.examples) <= self.rows:
+            raise ValueError(f"{self.name}: {len(self.examples)} examples of {self.rows} rows")
+        return self
+
+
+class BinRecord(_Frozen):
+    """Pairs whose length lies between two bounds, both included."""
+
+    least: Count
+    greatest: Count
+    pairs: Count
+
+
+class PartLengthsRecord(_Frozen):
+    """Lengths of one part of the usable pairs."""
+
+    part: PartName
+    """"pair" is the prompt once and both responses."""
+    mean: FiniteFloat
+    shortest: Count
+    longest: Count
+    quantiles: dict[str, Count]
+    """Share in percent to a length that at least this share does not exceed, up to the width of a bin."""
+    bins: list[BinRecord]
+
+    @model_validator(mode="after")
+    def _is_a_distribution(self) -> Self:
+        if not self.shortest <= self.mean <= self.longest:
+            raise ValueError(f"{self.part}: mean {self.mean} outside {self.shortest} to {self.longest}")
+        if any(low > high for low, high in pairwise(self.quantiles.values())):
+            raise ValueError(f"{self.part}: quantiles do not ascend")
+        if any(a.greatest >= b.least for a, b in pairwise(self.bins)):
+            raise ValueError(f"{self.part}: bins overlap or do not ascend")
+        return self
+
+
+class AlgebraRecord(_Frozen):
+    """Exact sums over the usable pairs, without padding: what sharing the prompt saves in any layout."""
+
+    tokens_unpacked: Count
+    tokens_packed: Count
+    attention_pairs_unpacked: Count
+    attention_pairs_packed: Count
+    shared_share: Share
+    """Second copies of prompts / unpacked tokens."""
+    token_ratio: Ratio
+    """Packed / unpacked, as the ratios below."""
+    flop_ratio: Ratio | None
+    """Forward FLOPs of the named model; None where lengths are not in tokens."""
+    memory_ratio: Ratio
+    """Packed slots / slots of two sequences padded to the longer (Preference Packing)."""
+    eq1_share: Share
+    """Share of pairs for which Preference Packing's Eq. 1 calls packing cheaper."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        saved = self.tokens_unpacked - self.tokens_packed
+        for name, value, expected in (
+            ("token_ratio", self.token_ratio, self.tokens_packed / self.tokens_unpacked),
+            ("shared_share", self.shared_share, saved / self.tokens_unpacked),
+        ):
+            if not math.isclose(value, expected, rel_tol=1e-9):
+                raise ValueError(f"{name} is {value}, but the tokens give {expected}")
+        if self.attention_pairs_packed > self.attention_pairs_unpacked:
+            raise ValueError("packed pairs of attention exceed unpacked ones, which the branch mask rules out")
+        return self
+
+
+class PlanRecord(_Frozen):
+    """One way of filling rows, simulated over the sampled pairs."""
+
+    plan: str
+    row_limit: Count | None
+    """None where a row holds one sequence or one pair."""
+    speed_up: Ratio
+    """Time of an epoch with padded sequences ("plain") / with this plan."""
+    token_utilisation: Share
+    waiting_share: Share
+    """Share of the ranks' time in which they wait for the slowest of the step."""
+    examples_per_row: Ratio
+    examples_per_step: Ratio
+    useful_tokens_per_step: Ratio
+    padded_tokens_per_step: Annotated[FiniteFloat, Field(ge=0)]
+    peak_slots: Count
+    """Most slots that a rank holds in one step."""
+
+    @model_validator(mode="after")
+    def _utilisation_follows(self) -> Self:
+        slots = self.useful_tokens_per_step + self.padded_tokens_per_step
+        if not math.isclose(self.token_utilisation, self.useful_tokens_per_step / slots, rel_tol=1e-9):
+            raise ValueError(f"{self.plan}: utilisation {self.token_utilisation} does not follow from the tokens")
+        return self
+
+
+class OrderRecord(_Frozen):
+    """Whether the rows of sequence packing follow the order of the file."""
+
+    seed: Count
+    pairs_in_a_row: Count
+    mean_distance: FiniteFloat
+    random_distance: FiniteFloat
+    standard_deviations: FiniteFloat
+    follows_file_order: bool
+
+
+class SimulationRecord(_Frozen):
+    """What the plans were simulated with."""
+
+    pairs_sampled: Count
+    seed: Count
+    num_ranks: Count
+    pairs_per_rank: Count
+    row_limit: Count
+    time_is: str
+    """What a rank's time is made of."""
+    plans: list[PlanRecord]
+    by_row_limit: list[PlanRecord]
+    """Sequence packing over several row limits."""
+    order: OrderRecord | None
+
+
+class TokenizerRecord(_Frozen):
+    """What counted the tokens."""
+
+    name: str
+    tokenizer_sha256: str | None
+    chat_template_sha256: str | None
+
+
+class AdviceRecord(_Frozen):
+    """The recommendation and why."""
+
+    advice: Advice
+    reasons: list[str]
+
+    @model_validator(mode="after")
+    def _has_a_reason(self) -> Self:
+        if not self.reasons:
+            raise ValueError(f"advice {self.advice!r} without a reason")
+        return self
+
+
+class DataReport(_Frozen):
+    """One survey of a preference file."""
+
+    kind: Literal["data-report"] = "data-report"
+    schema_version: Literal[1] = DATA_REPORT_VERSION
+    tool_version: str
+    created_utc: str
+    command: list[str]
+    file: str
+    sha256: str
+    shape: str
+    unit: UnitName
+    unit_note: str
+    """How lengths were counted, in words."""
+    tokenizer: TokenizerRecord | None
+    model: str
+    rows_read: Count
+    rows_usable: Count
+    most_broken_share: Share
+    """A larger share of unusable rows means that packing cannot be used on the file as it is."""
+    violations: list[CountedRowsRecord]
+    remarks: list[CountedRowsRecord]
+    unchecked: list[str]
+    """What could not be looked for, and why."""
+    lengths: list[PartLengthsRecord]
+    algebra: AlgebraRecord | None
+    simulation: SimulationRecord | None
+    advice: AdviceRecord
+    notes: list[str]
+    read_s: Annotated[FiniteFloat, Field(ge=0)]
+    total_s: Annotated[FiniteFloat, Field(ge=0)]
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows read, checked and measured in a second."""
+        return self.rows_read / self.read_s if self.read_s else math.inf
+
+    @property
+    def broken_share(self) -> float:
+        """Share of the rows that cannot be packed."""
+        return 1 - self.rows_usable / self.rows_read
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if not self.rows_read:
+            raise ValueError("no row was read: there is nothing to report")
+        if self.rows_usable + sum(violation.rows for violation in self.violations) != self.rows_read:
+            raise ValueError(f"{self.rows_usable} usable rows and the violations do not add up to {self.rows_read}")
+        measured = (self.algebra, self.simulation)
+        if any(part is None for part in measured) != (not self.rows_usable) or bool(self.lengths) != bool(
+            self.rows_usable
+        ):
+            raise ValueError(
+                f"{self.rows_usable} usable rows: lengths, costs and plans exist exactly if there are some"
+            )
+        for lengths in self.lengths:
+            if sum(each.pairs for each in lengths.bins) != self.rows_usable:
+                raise ValueError(f"the bins of {lengths.part} do not hold all {self.rows_usable} usable pairs")
+        cannot = not self.rows_usable or self.broken_share > self.most_broken_share
+        if (self.advice.advice == "cannot-be-used") != cannot:
+            raise ValueError(
+                f"advice {self.advice.advice!r}, but {self.broken_share:.3g} of the rows cannot be packed, "
+                f"where {self.most_broken_share:.3g} is the limit"
+            )
+        return self
