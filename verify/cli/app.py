@@ -18,6 +18,7 @@ import typer  # noqa: E402
 
 from verify.cli.calibrate import calibrate  # noqa: E402
 from verify.cli.check import check  # noqa: E402
+from verify.cli.data import data  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.report import report  # noqa: E402
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(check)
 app.command()(faults)
 app.command()(calibrate)
+app.command()(data)
 app.command()(report)
 
 _INTERRUPTED = 130
