@@ -106,8 +106,8 @@ def _gradient_differences(
 NORMALISATION = ExactCheck(
     name="normalisation",
     claims=(
-        "Of four uneven groups, in every split into contiguous micro-batches: the sum of their losses, each weighted "
-        "with its share of the groups, is the loss of the whole batch but for rounding. For the split 1 + 3 so is the "
+        "Of three uneven groups, in every split into contiguous micro-batches: the sum of their losses, each weighted "
+        "with its share of the groups, is the loss of the whole batch but for rounding. For the split 1 + 2 so is the "
         "gradient of every LoRA tensor."
     ),
     cannot_see="A wrong objective that is a mean over groups; subjects that compute no loss of their own.",
