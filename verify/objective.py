@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SMALLEST_BETA, _LARGEST_BETA = 1e-4, 100.0
+_LARGEST_SMOOTHING = 0.45
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,7 @@ class DpoSigmoid:
 
     Args:
         beta: Strength of the pull towards the reference policy; above 0.
-        label_smoothing: Probability that a preference label is flipped, in [0, 0.5).
+        label_smoothing: Probability that a preference label is flipped, in [0, 0.45].
 
     Raises:
         ValueError: A value outside its range.
@@ -31,5 +32,8 @@ class DpoSigmoid:
                 f"beta is {self.beta}: outside [{_SMALLEST_BETA}, {_LARGEST_BETA}] float32 cannot tell rewards or "
                 "coefficients from zero"
             )
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}: it must lie in [0, 0.5)")
+        if not 0 <= self.label_smoothing <= _LARGEST_SMOOTHING:
+            raise ValueError(
+                f"label_smoothing is {self.label_smoothing}: it must lie in [0, {_LARGEST_SMOOTHING}] (nearer to 0.5 both "
+                "labels pull alike, and what is left of the coefficient of a gradient is rounding)"
+            )

@@ -36,7 +36,7 @@ def check(
     threads: Annotated[int | None, typer.Option(help="Threads of torch; 1 for the tiny model.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters, cases and sample.", min=0)] = 0,
     beta: Annotated[float, typer.Option(help="DPO's beta.")] = 0.1,
-    label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.5).")] = 0.0,
+    label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.45].")] = 0.0,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
     variation: Annotated[
         list[str] | None, typer.Option(help="Harmless variations of the unpacked path that set the noise floor.")

@@ -275,7 +275,7 @@ WRONG: dict[str, tuple[Callable[[Files, Path], Arguments], str]] = {
         options("--device", "gpu"),
         "--device gpu: not a device that is supported; give cpu, cuda or cuda:N",
     ),
-    "label smoothing of 0.7": (options("--label-smoothing", 0.7), "label_smoothing is 0.7: it must lie in [0, 0.5)"),
+    "label smoothing of 0.7": (options("--label-smoothing", 0.7), "label_smoothing is 0.7: it must lie in [0, 0.45]"),
     "beta of zero": (options("--beta", 0), "beta is 0.0: it must be a positive number"),
     "beta that is not a number": (options("--beta", "nan"), "beta is nan: it must be a positive number"),
 }

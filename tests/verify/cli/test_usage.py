@@ -53,7 +53,11 @@ WRONG = {
     "subject folder": (["check", "--subject", "tests.py:X"], "subject file tests.py: there is a folder"),
     "device": (["check", "--device", "tpu"], "--device tpu: not a device that is supported; give cpu, cuda or cuda:N"),
     "beta": (["check", "--beta", "nan"], "beta is nan"),
-    "smoothing": (["check", "--label-smoothing", "0.5"], "label_smoothing is 0.5: it must lie in [0, 0.5)"),
+    "smoothing": (["check", "--label-smoothing", "0.5"], "label_smoothing is 0.5: it must lie in [0, 0.45]"),
+    "smoothing near a half": (
+        ["check", "--label-smoothing", "0.4999999", "--beta", "0.0001"],
+        "label_smoothing is 0.4999999: it must lie in [0, 0.45] (nearer to 0.5 both labels pull alike",
+    ),
     "policy folder": (["check", "--policy", "tests.py"], "policy tests.py: cannot be read"),
     "data folder": (["check", "--data", "tests.py", "--tokenizer", "tests.py"], "file tests.py is a directory"),
     "no tokenizer": (["check", "--data", "x.jsonl"], "--data needs --tokenizer DIR"),
