@@ -34,6 +34,6 @@ class DpoSigmoid:
             )
         if not 0 <= self.label_smoothing <= _LARGEST_SMOOTHING:
             raise ValueError(
-                f"label_smoothing is {self.label_smoothing}: it must lie in [0, {_LARGEST_SMOOTHING}] (nearer to 0.5 both "
-                "labels pull alike, and what is left of the coefficient of a gradient is rounding)"
+                f"label_smoothing is {self.label_smoothing}: it must lie in [0, {_LARGEST_SMOOTHING}] (nearer to 0.5 "
+                "both labels pull alike, and what is left of the coefficient of a gradient is rounding)"
             )
