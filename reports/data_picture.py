@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping
+from itertools import accumulate
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -59,17 +59,13 @@ def _draw_lengths(axes: Axes, lengths: list[PartLengthsRecord], unit: str) -> No
             continue
         colour, line = _PARTS[part.part]
         pairs = sum(each.pairs for each in part.bins)
-        edges = [each.least for each in part.bins] + [part.bins[-1].greatest + 1]
-        # Bins of one token would look thin beside those of many: what is drawn is the share in each doubling.
-        shares = [_per_doubling(each.pairs / pairs, each.least, each.greatest + 1) for each in part.bins]
-        axes.stairs(shares, edges, label=part.part, color=_STAND_INS[colour], linestyle=line, linewidth=1.4)
+        reached = list(accumulate((each.pairs / pairs for each in part.bins), initial=0.0))
+        # From the shortest length on: a log axis has no place for 0.
+        ends = [max(1, part.shortest), *(min(each.greatest, part.longest) for each in part.bins)]
+        axes.plot(ends, reached, label=part.part, color=_STAND_INS[colour], linestyle=line, linewidth=1.6)
     axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    _frame(axes, "Share of pairs in a doubling of the length", f"{unit} (log scale)")
-
-
-def _per_doubling(share: float, least: int, beyond: int) -> float:
-    return share / math.log2(beyond / max(1, least)) if beyond > max(1, least) else 0.0
+    axes.set_ylim(0, 1.02)
+    _frame(axes, "Share of pairs that are no longer", f"{unit} (log scale)")
 
 
 def _draw_savings(axes: Axes, plans: list[PlanRecord], unit: str) -> None:
@@ -78,6 +74,7 @@ def _draw_savings(axes: Axes, plans: list[PlanRecord], unit: str) -> None:
         limits, saved = zip(*points, strict=True)
         axes.plot(limits, saved, label=f"prompts {name}", color=_STAND_INS[colour], marker=marker, linewidth=1.4)
     axes.set_xscale("log", base=2)
+    axes.set_ylim(top=1.0)
     axes.axhline(0, color=_STAND_INS["muted"], linewidth=0.8)
     _frame(axes, "Predicted share of time saved", f"row limit in {unit} (log scale)")
 

@@ -171,8 +171,11 @@ def simulate(groups: Sequence[GroupLengths], setting: Setting, plans: Sequence[s
     if unknown := [plan for plan in plans if plan not in PLANS]:
         raise ValueError(f"unknown plan {unknown[0]!r}: expected one of {', '.join(PLANS)}")
     epoch = _epoch(groups, setting)
-    plain_s = _time_of_a_group(_plain(epoch, setting, batches_in_order).steps, setting.prices)
-    return tuple(_result(plan, PLANS[plan](epoch, setting), setting, plain_s) for plan in plans or tuple(PLANS))
+    plain = _plain(epoch, setting, batches_in_order).steps
+    time_of_plain_group = _time(plain, setting.prices) / _num_examples(plain)
+    return tuple(
+        _result(plan, PLANS[plan](epoch, setting), setting, time_of_plain_group) for plan in plans or tuple(PLANS)
+    )
 
 
 def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
@@ -188,17 +191,20 @@ def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
     return _Epoch([groups[position] for position in positions], positions)
 
 
-def _time_of_a_group(steps: Sequence[Sequence[RankStep]], prices: FlopPrices) -> float:
-    """FLOPs of the slowest rank, summed over steps, for each group."""
-    duration = sum(max(prices.flops(rank.work) for rank in step) for step in steps)
-    return duration / sum(rank.num_examples for step in steps for rank in step)
+def _time(steps: Sequence[Sequence[RankStep]], prices: FlopPrices) -> int:
+    """FLOPs of the slowest rank, summed over steps."""
+    return sum(max(prices.flops(rank.work) for rank in step) for step in steps)
 
 
-def _result(plan: str, made: _Steps, setting: Setting, plain_s: float) -> PlanResult:
+def _num_examples(steps: Sequence[Sequence[RankStep]]) -> float:
+    return sum(rank.num_examples for step in steps for rank in step)
+
+
+def _result(plan: str, made: _Steps, setting: Setting, time_of_plain_group: float) -> PlanResult:
     ranks = [rank for step in made.steps for rank in step]
-    num_examples = sum(rank.num_examples for rank in ranks)
+    num_examples = _num_examples(made.steps)
     flops = sum(setting.prices.flops(rank.work) for rank in ranks)
-    time_of_a_group = _time_of_a_group(made.steps, setting.prices)
+    time = _time(made.steps, setting.prices)
     return PlanResult(
         plan=plan,
         num_steps=len(made.steps),
@@ -208,8 +214,8 @@ def _result(plan: str, made: _Steps, setting: Setting, plain_s: float) -> PlanRe
         useful_tokens_per_step=sum(rank.useful_tokens for rank in ranks) / len(made.steps),
         peak_slots=max(rank.work.tokens for rank in ranks),
         flops=flops,
-        waiting_share=1 - flops / (setting.num_ranks * num_examples * time_of_a_group),
-        speed_up=plain_s / time_of_a_group,
+        waiting_share=1 - flops / (setting.num_ranks * time),
+        speed_up=time_of_plain_group * num_examples / time,
         order=check_order(made.rows, setting.seed),
     )
 
