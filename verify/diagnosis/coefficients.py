@@ -27,6 +27,7 @@ from verify.observation import Objective, lora_tensor_name
 from verify.subject import Subject
 
 _IN_SPAN = 0.05
+_AT_A_TIME = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ def gradient_basis(
     ref_logps: Sequence[Tensor],
     baseline: Baseline,
 ) -> Basis:
-    """One backward pass of the unpacked path for every response, or for every completion token.
+    """Gradients of the unpacked path's log-probs, many of them in one backward pass.
 
     Args:
-        witness: The unpacked path.
+        witness: The unpacked path; its attention must be one whose backward pass can be batched, such as eager.
         model: The PEFT-wrapped model.
         groups: The groups.
         objective: beta and label smoothing.
@@ -105,22 +106,37 @@ def gradient_basis(
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with restored_model(model, witness.name, seed=0, baseline=baseline):
         logps = list(witness.per_token_logps(model, groups))
-        values = torch.cat(logps) if per_token else torch.stack([logp.sum() for logp in logps])
-        rows = []
-        for value in values:
-            parts = torch.autograd.grad(value, [p for _, p in trained], retain_graph=True, materialize_grads=True)
-            rows.append(torch.cat([part.reshape(-1).cpu().double() for part in parts]))
+        rows = [
+            _gradient_rows(logp, directions, [p for _, p in trained])
+            for logp in logps
+            for directions in _directions(logp, per_token)
+        ]
     leaves = [logp.detach().cpu().double().requires_grad_() for logp in logps]
     loss = apply_objective(leaves, ref_logps, groups, objective).loss
     weights = torch.autograd.grad(loss, leaves)
     return Basis(
         names=tuple(lora_tensor_name(name) for name, _ in trained),
         sizes=tuple(p.numel() for _, p in trained),
-        rows=torch.stack(rows),
+        rows=torch.cat(rows),
         # All tokens of a response have one and the same right weight: DPO sums.
         weights=torch.cat(weights) if per_token else torch.stack([weight[0] for weight in weights]),
         lengths=tuple(len(logp) if per_token else 1 for logp in logps),
     )
+
+
+def _directions(logp: Tensor, per_token: bool) -> tuple[Tensor, ...]:
+    """What to differentiate a response along: all tokens together, or each on its own, some at a time; [n, tokens]."""
+    if not per_token:
+        return (torch.ones_like(logp)[None],)
+    return torch.split(torch.eye(len(logp), dtype=logp.dtype, device=logp.device), _AT_A_TIME)
+
+
+def _gradient_rows(logp: Tensor, directions: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Gradients of a response along each direction; float64, [n, P]."""
+    parts = torch.autograd.grad(
+        logp, parameters, directions, retain_graph=True, is_grads_batched=True, materialize_grads=True
+    )
+    return torch.cat([part.reshape(len(directions), -1) for part in parts], dim=1).cpu().double()
 
 
 def explain_gradient(actual: Mapping[str, Tensor], basis: Basis) -> Weights | None:

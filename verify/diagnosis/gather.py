@@ -103,6 +103,6 @@ def _weights(study: CaseStudy, actual: Observation, differences: Differences) ->
     if actual.gradients is None or "gradients" not in wrong or wrong & {"per_token_logps", "ref_per_token_logps"}:
         return None
     by_response = explain_gradient(actual.gradients, study.gradient_basis(per_token=False))
-    if by_response is None or by_response.explained or wrong == {"gradients"}:
+    if by_response is None or by_response.explained or wrong == {"gradients"} or not study.fits_token_basis:
         return by_response
     return explain_gradient(actual.gradients, study.gradient_basis(per_token=True))

@@ -34,6 +34,9 @@ from verify.subjects.oracle import apply_dpo
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
 
+_MOST_ELEMENTS = 50_000_000
+"""Of a basis, float64: 400 MB."""
+
 
 @dataclass(slots=True)
 class Workbench:
@@ -210,11 +213,17 @@ class CaseStudy:
                 self._planted[fault.name] = signature
         return self._planted
 
+    @property
+    def fits_token_basis(self) -> bool:
+        """Whether gradients of all tokens fit into memory."""
+        trained = sum(int(p.numel()) for p in self.bench.model.parameters() if p.requires_grad)
+        return trained * self.case.num_completion_tokens <= _MOST_ELEMENTS
+
     def gradient_basis(self, *, per_token: bool) -> Basis:
         """Gradients of the unpacked path's log-probs, by response or by token; computed when first asked for."""
         if per_token not in self._bases:
             self._bases[per_token] = gradient_basis(
-                WITNESS,
+                VARIATIONS["eager"],
                 self.bench.model,
                 self.case.groups,
                 self.bench.objective,
