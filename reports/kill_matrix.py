@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -29,6 +29,9 @@ ExactCheckName = Literal[
     "own-objective",
 ]
 CheckName = QuantityName | Literal["structure", "packed-ran"] | ExactCheckName
+
+PARITY: tuple[QuantityName, ...] = get_args(QuantityName)
+"""Checks of which one case has several; any other is run on cases of its own."""
 
 AS_WANTED: dict[str, tuple[OutcomeName, ...]] = {"fault": ("killed", "hidden"), "equivalent": ("quiet",)}
 
@@ -107,13 +110,14 @@ class MutationRecord(_Frozen):
 
     @property
     def deciding_margin(self) -> float:
-        """That of the case that showed it least; in bfloat16, where one case is enough, that of the case that did most.
+        """The largest margin of a check that caught it.
 
-        Infinite where a check without a budget caught it: such a check knows no "nearly".
+        Of parity that on the case that showed it least; in bfloat16, where one case is enough, on the one that did
+        most. Infinite for a check without a budget: such a check knows no "nearly".
         """
-        if any(catch.killed and not catch.distance for catch in self.catches):
-            return math.inf
-        return self.margin if self.dtype == "bfloat16" else self.weakest_margin
+        parity = self.margin if self.dtype == "bfloat16" else self.weakest_margin
+        others = [c.margin if c.distance else math.inf for c in self.catches if c.killed and c.check not in PARITY]
+        return max([*others, parity]) if others else parity
 
     @property
     def weak(self) -> bool:

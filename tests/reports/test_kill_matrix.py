@@ -196,8 +196,11 @@ def test_in_bfloat16_one_case_is_enough_and_less_margin_is_wanted() -> None:
     assert mutation("m", margin=1.5, weakest_margin=1.5, **half).weak
     assert mutation("m", margin=500.0, weakest_margin=9.9).weak
     assert not mutation("m", margin=500.0, weakest_margin=10.0).weak
-    exact = [catch("structure", "", True, math.inf)]
-    assert not mutation("m", margin=1.5, weakest_margin=1.5, catches=exact).weak
+    for check, distance, margin in ("structure", "", 1.0), ("own-objective", "differential", 10.0):
+        caught = mutation("m", margin=1.5, weakest_margin=1.5, catches=[catch(check, distance, True, margin)])
+        assert not caught.weak
+    assert caught.deciding_margin == 10.0
+    assert mutation("m", weakest_margin=1.5, catches=[*KILLED.catches, catch("reach", "", False, math.inf)]).weak
 
 
 def test_junit_has_a_test_for_each_fault_and_dtype_and_is_red_where_the_run_is() -> None:

@@ -103,6 +103,6 @@ OWN_OBJECTIVE = ExactCheck(
         "Wrong log-probs; gradients; subjects that compute no loss of their own, or return no log-probs with it. Sums "
         "in bfloat16 of log-probs in float32 are found."
     ),
-    cases=("uneven-groups",),
+    cases=("uneven-groups", "special-ids"),
     measure=_measure,
 )

@@ -17,7 +17,7 @@ from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
 
 _LOGPS: tuple[CaseName, ...] = ("distinct-tokens", "long-rows")
-_LOSS: tuple[CaseName, ...] = ("uneven-groups",)
+_LOSS: tuple[CaseName, ...] = ("uneven-groups", "special-ids")
 
 CASES_BY_STAGE: Mapping[StageName, tuple[CaseName, ...]] = {
     "layout": _LOGPS + _LOSS,

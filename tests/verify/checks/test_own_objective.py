@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from verify.checks.cases import check_cases
 from verify.checks.check import Finding
 from verify.checks.own_objective import OWN_OBJECTIVE, reward_budgets
 from verify.checks.run import run_exact_checks
@@ -68,32 +69,43 @@ class _Step:
         return type("Output", (), output)()
 
 
-def put_to(subjects: Sequence[Subject], dtype: str, policy: Policy) -> list[Finding]:
+def put_to(subjects: Sequence[Subject], dtype: str, policy: Policy, case: str = "uneven-groups") -> list[Finding]:
     holder = ModelHolder(ONE_LAYER, dtype)
     found = run_exact_checks(
         subjects, [OWN_OBJECTIVE], holder, dtype=dtype, objective=OBJECTIVE, policy=policy, seed=0,
         begin=lambda subject: None,
     )  # fmt: skip
-    return list(found)
+    return [finding for finding in found if finding.case == case]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_faults_behind_the_log_probs_are_caught_by_far_and_the_honest_step_is_not(dtype: str, policy: Policy) -> None:
     honest = [FaultySubject(), FaultySubject(mutation=mutation_named("summed-backwards"))]
     planted = [FaultySubject(mutation=mutation_named(name)) for name in CAUGHT]
+    num_rewards = check_cases(257, 0).by_name["uneven-groups"].num_completions
     findings = put_to([*honest, *planted], dtype, policy)
     for finding in findings[:2]:
         assert finding.verdict is Verdict.PASS
-        assert (finding.num_compared, finding.num_differing) == (9, 0)  # eight rewards and the loss
+        assert (finding.num_compared, finding.num_differing) == (num_rewards + 1, 0)  # and the loss
         assert finding.ratio < 0.2
     for name, finding in zip(CAUGHT, findings[2:], strict=True):
         assert finding.verdict is Verdict.FAIL, name
-        assert finding.ratio > 100, name
+        assert finding.ratio > 10, name
         assert "its own log-probs make it" in finding.reason, name
 
 
+@pytest.mark.parametrize("name", ["cut-at-first-end-token", "token-zero-not-counted"])
+def test_a_mask_rebuilt_from_ids_is_caught_where_the_ids_occur(name: str, policy: Policy) -> None:
+    subjects = [FaultySubject(), FaultySubject(mutation=mutation_named(name))]
+    honest, wrong = put_to(subjects, "bfloat16", policy, case="special-ids")
+    assert (honest.verdict, wrong.verdict) == (Verdict.PASS, Verdict.FAIL)
+    assert wrong.ratio > 100
+
+
 def test_what_brings_no_loss_or_no_log_probs_with_it_is_not_judged(policy: Policy) -> None:
-    without_loss, without_logps = put_to([select_subject("pairwise-eager"), _Step(returns_logps=False)], "float32", policy)
+    without_loss, without_logps = put_to(
+        [select_subject("pairwise-eager"), _Step(returns_logps=False)], "float32", policy
+    )
     assert without_loss.verdict is Verdict.NOT_APPLICABLE
     assert "no loss of its own" in without_loss.reason
     assert without_logps.verdict is Verdict.NOT_APPLICABLE
@@ -105,7 +117,7 @@ def test_log_probs_in_bfloat16_are_allowed_sums_in_bfloat16_and_no_more(policy: 
     honest, off = put_to(
         [
             _Step(logp=-2.0078125, dtype=torch.bfloat16, name="honest"),
-            _Step(logp=-2.0078125, dtype=torch.bfloat16, loss_off_by=0.1, name="off"),
+            _Step(logp=-2.0078125, dtype=torch.bfloat16, loss_off_by=0.3, name="off"),
         ],
         "bfloat16",
         policy,
