@@ -39,7 +39,7 @@ def _bullets(lines: Sequence[str]) -> str:
 
 
 def _table(section: Section) -> str:
-    rule = ["---", *(("---:" if section.numeric else "---") for _ in section.header[1:])]
+    rule = ["---", *("---:" for _ in section.header[1:])]
     rows = [section.header, *section.rows]
     lines = [f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows]
     return "\n".join([lines[0], f"| {' | '.join(rule)} |", *lines[1:]])

@@ -21,10 +21,9 @@ class Section:
 
     Args:
         title: The heading.
-        header: Headings of the columns; the first column names the row, and the others are numbers if ``numeric``.
+        header: Headings of the columns; the first column names the row, the others hold numbers.
         rows: Cells, as text.
         lines: Remarks below the table.
-        numeric: Whether all columns but the first hold numbers.
         num_wide_only: How many columns, the last ones, a narrow page leaves out.
     """
 
@@ -32,7 +31,6 @@ class Section:
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     lines: tuple[str, ...] = ()
-    numeric: bool = True
     num_wide_only: int = 0
 
 
@@ -66,13 +64,14 @@ def sections(report: DataReport) -> tuple[Section, ...]:
 
 
 def _broken(report: DataReport) -> Section:
-    rows = [*_counted(report.violations, "cannot be packed"), *_counted(report.remarks, "can be packed")]
-    return Section("Rows that need attention", ("what", "rows", "", "meaning", "first"), tuple(rows), numeric=False)
+    lines = [*_counted(report.violations, "cannot be packed"), *_counted(report.remarks, "can be packed")]
+    return Section("Rows that need attention", lines=tuple(lines))
 
 
-def _counted(records: Sequence[CountedRowsRecord], effect: str) -> Iterable[tuple[str, ...]]:
+def _counted(records: Sequence[CountedRowsRecord], effect: str) -> Iterable[str]:
     for record in records:
-        yield record.name, count(record.rows), effect, record.meaning, record.examples[0]
+        rows, first = plural(record.rows, "row"), "; ".join(record.examples)
+        yield f"{record.name}, {rows}, {effect}. {record.meaning}. First: {first}"
 
 
 def _lengths(report: DataReport) -> Section:

@@ -49,13 +49,9 @@ def _table(section: Section) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown = len(section.header) - section.num_wide_only
     for index, heading in enumerate(section.header[:shown]):
-        is_number = section.numeric and index > 0
-        widest = max(len(row[index]) for row in section.rows)
-        # Of a table of numbers only the headings may be broken, and long names.
-        least = min(widest, _NAME_CELLS) if section.numeric else None
-        table.add_column(heading, justify="right" if is_number else "left", overflow="fold", min_width=least)
-    for row in section.rows:
-        name, *cells = row[:shown]
-        numbers = (Text(printable(cell), no_wrap=section.numeric) for cell in cells)
-        table.add_row(Breakable(name), *numbers)
+        # Only headings may be broken, and long names.
+        least = min(max(len(row[index]) for row in section.rows), _NAME_CELLS)
+        table.add_column(heading, justify="right" if index else "left", overflow="fold", min_width=least)
+    for name, *cells in section.rows:
+        table.add_row(Breakable(name), *(Text(printable(cell), no_wrap=True) for cell in cells[: shown - 1]))
     return table

@@ -14,18 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from types import MappingProxyType
 
 from verify.packing_plan.costs import (
-    NO_WORK,
     FlopPrices,
     GroupLengths,
     Work,
     causal_pairs,
     packed_work,
-    unpacked_work,
 )
 from verify.packing_plan.order import OrderCheck, check_order, sampling_order
 from verify.subjects.bins import (
@@ -39,10 +35,10 @@ from verify.subjects.bins import (
 REPEATED_ROWS = "sequence packing, prompts repeated"
 SHARED_ROWS = "sequence packing, prompts shared"
 
-FEWEST_STEPS = 16
+FEWEST_STEPS = 8
 """A shorter data set is repeated until it fills this many steps, so that single rows do not decide."""
 
-_MOST_GROUPS = 50_000
+_MOST_GROUPS = 20_000
 """Where a data set is repeated, up to this many groups."""
 
 
@@ -277,12 +273,15 @@ Item = tuple[list[int], Work, float]
 
 
 def _rank_step(rows: Sequence[Item], width: int) -> RankStep:
-    work, useful = NO_WORK, 0
-    for lengths, row_work, _ in rows:
-        padding = width - sum(lengths)
-        work += row_work + Work(padding, causal_pairs(padding), 0)
-        useful += sum(lengths)
-    return RankStep(work, useful, len(rows), sum(examples for _, _, examples in rows))
+    filled = [sum(lengths) for lengths, _, _ in rows]
+    padding = [width - slots for slots in filled]
+    work = _sum_of_work([row_work for _, row_work, _ in rows])
+    work += Work(sum(padding), sum(map(causal_pairs, padding)), 0)
+    return RankStep(work, sum(filled), len(rows), sum(examples for _, _, examples in rows))
+
+
+def _sum_of_work(parts: Sequence[Work]) -> Work:
+    return Work(sum(p.tokens for p in parts), sum(p.pairs for p in parts), sum(p.predictors for p in parts))
 
 
 def _sequence_packed(epoch: _Epoch, setting: Setting, items: Sequence[Item], positions: Sequence[int]) -> _Steps:
@@ -303,7 +302,7 @@ def _sequence_packed(epoch: _Epoch, setting: Setting, items: Sequence[Item], pos
 def _merged(items: Sequence[Item]) -> Item:
     return (
         [length for lengths, _, _ in items for length in lengths],
-        reduce(add, (work for _, work, _ in items)),
+        _sum_of_work([work for _, work, _ in items]),
         sum(examples for _, _, examples in items),
     )
 
@@ -318,8 +317,8 @@ def _repeated_prompt_rows(epoch: _Epoch, setting: Setting) -> _Steps:
     items, positions = [], []
     for group, position in zip(epoch.groups, epoch.positions, strict=True):
         for response in group.responses:
-            single = GroupLengths(group.prompt, (response,))
-            items.append(([single.packed], unpacked_work(single), 1 / len(group.responses)))
+            length = group.prompt + response
+            items.append(([length], Work(length, causal_pairs(length), response), 1 / len(group.responses)))
             positions.append(position)
     return _sequence_packed(epoch, setting, items, positions)
 
