@@ -116,7 +116,10 @@ REACH = ExactCheck(
         "path (other branches, other groups, itself and later ones, padding) and not 0.0 at every one that is. A zero "
         "there is excused only where the unpacked path has it too."
     ),
-    cannot_see="With which weight a token is seen; subjects without gradients, or whose tokens bypass the embedding.",
+    cannot_see=(
+        "With which weight a token is seen; a token that is hidden but reaches through others, as the first of a prompt "
+        "does; subjects without gradients, or whose tokens bypass the embedding."
+    ),
     cases=("distinct-tokens",),
     measure=_measure,
 )

@@ -56,9 +56,7 @@ def hold_against_rewritings(bench: Bench, case: Case, rewritings: Sequence[Rewri
                 continue
             compared += 1
             if has_changed != must_change:
-                how = (
-                    "kept its bits, though it depends on them" if must_change else "changed, though it cannot see them"
-                )
+                how = "kept its bits, though it sees them" if must_change else "changed, though it sees none of them"
                 violations.append(f"rewriting {rewriting.words}: {token.words(case.groups)} {how}")
     return Measured(
         num_compared=compared,

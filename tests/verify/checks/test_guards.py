@@ -1,0 +1,142 @@
+"""What a subject breaks under the checks is a finding of its own and is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verify.checks.bench import Setting
+from verify.checks.cases import check_cases
+from verify.checks.catalogue import EXACT_CHECKS
+from verify.checks.check import Finding
+from verify.checks.run import run_checks
+from verify.groups import PreferenceGroup
+from verify.model_holder import ModelHolder
+from verify.model_state import Baseline
+from verify.models.lora import LoraSpec
+from verify.models.request import ModelRequest
+from verify.subject import Subject, Support
+from verify.subjects.packed import PackedSubject
+from verify.verdict import Verdict
+
+Groups = Sequence[PreferenceGroup]
+HONEST = PackedSubject(backend="dense-sdpa")
+
+
+@dataclass(frozen=True)
+class Meddler:
+    """Does something to the model before it computes the right thing."""
+
+    meddle: Callable[[Any], None]
+    name: str = "meddler"
+
+    def per_token_logps(self, model: Any, groups: Groups) -> list[Tensor]:
+        self.meddle(model)
+        return HONEST.per_token_logps(model, groups)
+
+
+def leaves(model: Any) -> None:
+    raise SystemExit(0)
+
+
+def trains(model: Any) -> None:
+    model.train()
+
+
+def writes(model: Any) -> None:
+    with torch.no_grad():
+        next(iter(model.parameters())).add_(1.0)
+
+
+def test_a_subject_that_raises_is_an_error_in_each_check_but_that_on_another_model(
+    put: Callable[..., dict[str, Finding]],
+) -> None:
+    findings = put(Meddler(leaves))
+    assert "raised SystemExit: 0" in findings["reach"].reason
+    assert findings["reach"].verdict is Verdict.ERROR
+    assert findings["absolute-positions"].verdict is Verdict.NOT_APPLICABLE
+    assert "cannot run a decoder with absolute positions" in findings["absolute-positions"].reason
+
+
+def test_settings_are_put_back(put: Callable[..., dict[str, Finding]], holder: ModelHolder) -> None:
+    before = Baseline.read(holder.model)
+    assert put(Meddler(trains))["branch-isolation"].verdict is Verdict.PASS
+    assert Baseline.read(holder.model) == before
+    assert not holder.model.training
+
+
+def test_changed_weights_are_an_error_of_every_check_and_the_model_is_built_again(setting: Setting) -> None:
+    holder = ModelHolder(ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3)), "float32")
+    model, before = holder.model, holder.baseline
+    findings = run_checks(Meddler(writes), EXACT_CHECKS, setting, holder)
+    assert {finding.verdict for finding in findings} == {Verdict.ERROR}
+    assert all("changed the model" in finding.reason for finding in findings)
+    assert holder.model is not model
+    assert holder.baseline.hashes == before.hashes
+
+
+def test_a_case_that_the_subject_refuses_is_not_applicable_with_its_reason(
+    setting: Setting, holder: ModelHolder
+) -> None:
+    class Fussy:
+        name = "fussy"
+
+        def supports(self, case: Any) -> Support:
+            return Support(False, f"not {case.name}")
+
+        def per_token_logps(self, model: Any, groups: Groups) -> list[Tensor]:
+            raise AssertionError("it was asked all the same")
+
+    findings = run_checks(Fussy(), EXACT_CHECKS, setting, holder)
+    assert {finding.verdict for finding in findings} == {Verdict.NOT_APPLICABLE}
+    assert [finding.reason for finding in findings] == [f"not {name}" for check in EXACT_CHECKS for name in check.cases]
+
+
+def test_a_vocabulary_without_enough_tokens_leaves_only_the_checks_that_need_few(
+    setting: Setting, holder: ModelHolder
+) -> None:
+    few = replace(setting, cases=check_cases(40, 0))
+    findings = run_checks(HONEST, EXACT_CHECKS, few, holder)
+    judged = {finding.check for finding in findings if finding.verdict is Verdict.PASS}
+    assert judged == {"row-map", "normalisation", "own-objective"}
+    reasons = {finding.reason for finding in findings if finding.verdict is Verdict.NOT_APPLICABLE}
+    assert reasons == {"the vocabulary has too few tokens for a case in which all differ"}
+
+
+def test_a_subject_without_gradients_is_not_put_to_reach(put: Callable[..., dict[str, Finding]]) -> None:
+    class ForwardOnly(Meddler):
+        def supports_gradients(self, model: Any) -> Support:
+            return Support(False, "a kernel without a backward pass")
+
+    finding = put(ForwardOnly(lambda model: None))["reach"]
+    assert (finding.verdict, finding.reason) == (Verdict.NOT_APPLICABLE, "a kernel without a backward pass")
+
+
+def test_a_subject_whose_tokens_bypass_the_embedding_is_not_put_to_reach(
+    put: Callable[..., dict[str, Finding]],
+) -> None:
+    class Bypass:
+        name = "bypass"
+
+        def per_token_logps(self, model: Any, groups: Groups) -> list[Tensor]:
+            weight = next(p for p in model.parameters() if p.requires_grad).sum()
+            return [weight * torch.ones(len(ids)) for group in groups for ids in group.completions]
+
+    subject: Subject = Bypass()
+    assert "no token passed the model's embedding" in put(subject)["reach"].reason
+
+
+@pytest.mark.parametrize("vocab_size", [53, 257, 151936])
+def test_the_distinct_case_holds_no_token_twice_even_when_rewritten(vocab_size: int) -> None:
+    cases = check_cases(vocab_size, 3)
+    groups = cases.by_name["distinct-tokens"].groups
+    ids = [t for group in groups for part in (group.prompt_ids, *group.completions) for t in part]
+    others = [cases.other_token[t] for t in ids]
+    assert len(set(ids + others)) == 2 * len(ids)
+    assert min(ids + others) >= 2
+    assert max(ids + others) < vocab_size

@@ -1,0 +1,58 @@
+"""Every exact check kills a planted fault, and none flags a change that its proof covers."""
+
+from __future__ import annotations
+
+import pytest
+
+from verify.checks.check import EXACT_CHECK_NAMES
+from verify.fault_request import FaultOptions, prepare_faults
+from verify.faults.exact_checks import exact_findings
+from verify.faults.fault import EquivalentMutant, Mutation
+from verify.threads import torch_threads
+from verify.verdict import Verdict
+
+KILLED_BY = {
+    "branch-isolation": "branches-not-isolated",
+    "group-isolation": "trees-not-isolated",
+    "causality": "sees-the-future",
+    "reach": "prompt-cache-detached",
+    "row-map": "block-missing",
+    "absolute-positions": "positions-zero",
+    "permutation": "positions-run-on",
+    "repeat": "nan-in-padding-embedding",
+    "normalisation": "coefficients-permuted",
+    "own-objective": "beta-missing",
+}
+"""A fault that each check kills; reach, row-map and normalisation are the only exact checks that see theirs."""
+ONLY_IT = ("reach", "row-map", "normalisation")
+
+
+def killed(names: tuple[str, ...]) -> dict[str, tuple[Mutation, set[str]]]:
+    run = prepare_faults(FaultOptions(faults=names, dtypes=("float32",))).runs[0]
+    with torch_threads(1):
+        findings = exact_findings(run.request, run.mutations, lambda text: None)
+    assert not [finding for finding in findings if finding.verdict is Verdict.ERROR]
+    return {
+        mutation.name: (mutation, {f.check for f in findings if f.subject == subject and f.verdict is Verdict.FAIL})
+        for subject, mutation in run.mutations.items()
+    }
+
+
+def test_every_exact_check_kills_a_planted_fault() -> None:
+    assert KILLED_BY.keys() == set(EXACT_CHECK_NAMES)
+    found = killed(tuple(KILLED_BY.values()))
+    for check, fault in KILLED_BY.items():
+        assert check in found[fault][1]
+        if check in ONLY_IT:
+            assert found[fault][1] == {check}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nothing-replaced", "positions-shifted", "branches-reordered", "padding-in-front", "prompt-in-two-segments",
+     "junk-in-padding", "padding-sees-everything", "logits-in-chunks", "micro-batches-weighted"],
+)  # fmt: skip
+def test_a_harmless_change_is_seen_only_where_its_proof_does_not_hold(name: str) -> None:
+    ((mutation, seen_by),) = killed((name,)).values()
+    assert isinstance(mutation, EquivalentMutant)
+    assert seen_by == set(mutation.outside_proof)
