@@ -69,7 +69,7 @@ def direct_budget(
         part: Parameter name for gradients, else "".
         case: Name of the case.
         num_values: Number of independent values n behind the statistic: completion tokens.
-        size: Size of the expected values (largest, RMS); 1 for relative quantities.
+        size: Size of the expected values (largest, RMS); of relative quantities (peak, 1).
         dtype_name: dtype of the model.
         noise: The noise floor of this dtype.
         policy: Factors and floors.

@@ -24,6 +24,8 @@ QUANTITIES: tuple[Quantity, ...] = (
 )  # fmt: skip
 
 _PLACES_KEPT = 3
+_NOTHING = 1e-12
+"""RMS of a float64 gradient, relative to that of all, below which it is rounding."""
 _PlaceName = Callable[[int], str]
 _Values = npt.NDArray[np.float64]
 
@@ -54,12 +56,12 @@ class Comparison:
         quantity: What was compared.
         part: Parameter name for gradients, else "".
         num_compared: Number of values; above 0.
-        max: Largest absolute difference. For gradients divided by the RMS of the expected tensor.
-        rms: Root mean square difference. For gradients the relative L2 norm ||actual - expected|| / ||expected||.
+        max: Largest absolute difference. For gradients divided by the RMS of the true tensor.
+        rms: Root mean square difference. For gradients the relative L2 norm ||actual - expected|| / ||truth||.
         signed_mean: Mean of actual minus expected (drift), in the unit of ``rms``.
         cosine: Cosine between the two (gradients), NaN elsewhere.
         norm_ratio: ||actual|| / ||expected|| (gradients), NaN elsewhere.
-        peak: Largest expected value over the RMS of the expected values (gradients), 1 elsewhere.
+        peak: Largest expected value over the RMS of the true tensor (gradients, at least 1), 1 elsewhere.
         worst: Places of the largest differences, largest first.
         non_finite: First place where the actual value is NaN or infinite, or None.
     """
@@ -78,7 +80,7 @@ class Comparison:
 
 
 def compare_observations(
-    actual: Observation, expected: Observation, groups: Sequence[PreferenceGroup]
+    actual: Observation, expected: Observation, groups: Sequence[PreferenceGroup], *, truth: Observation | None = None
 ) -> tuple[Comparison, ...]:
     """Compare every quantity that both sides hold.
 
@@ -86,6 +88,8 @@ def compare_observations(
         actual: Observation of a subject, or of a variation of the witness.
         expected: Observation of the oracle, or of the witness.
         groups: The case's groups, for naming places.
+        truth: The observation whose gradients differences are relative to, the oracle's; ``expected`` if None. A
+            gradient that cancels to nothing is rounding noise in every dtype, and no scale: only the oracle can tell.
 
     Returns:
         One comparison for each vector quantity, and one for each LoRA tensor. Gradients are left out only where
@@ -106,7 +110,7 @@ def compare_observations(
         _compare_vectors("margins", [actual.margins], [expected.margins], *pair),
         _compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], *whole),
     ]
-    return (*comparisons, *_compare_gradients(actual, expected))
+    return (*comparisons, *_compare_gradients(actual, expected, truth or expected))
 
 
 def compare_logps(
@@ -129,7 +133,7 @@ def compare_logps(
     return _compare_vectors("per_token_logps", actual, expected, num_tokens, token_place(groups))
 
 
-def _compare_gradients(actual: Observation, expected: Observation) -> tuple[Comparison, ...]:
+def _compare_gradients(actual: Observation, expected: Observation, truth: Observation) -> tuple[Comparison, ...]:
     if actual.gradients is None:
         if not actual.gradients_absent_because:
             raise StructureError("gradients are missing without a reason")
@@ -147,7 +151,19 @@ def _compare_gradients(actual: Observation, expected: Observation) -> tuple[Comp
                 if names
             )
         )
-    return _compare_tensors(actual.gradients, expected.gradients)
+    return _compare_tensors(actual.gradients, expected.gradients, _sizes(truth.gradients or expected.gradients))
+
+
+def _sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
+    """RMS of each tensor, by which its differences are divided; that of all tensors for one which is zero beside them.
+
+    Attention over a single kind of token, or a single token, has no gradient at its queries and keys: what is there is
+    rounding. Relative to itself, any other rounding would be infinitely far.
+    """
+    squares = {name: float(tensor.square().sum()) for name, tensor in gradients.items()}
+    of_all = math.sqrt(sum(squares.values()) / max(1, sum(tensor.numel() for tensor in gradients.values())))
+    own = {name: math.sqrt(squares[name] / max(1, tensor.numel())) for name, tensor in gradients.items()}
+    return {name: size if size > _NOTHING * of_all else of_all for name, size in own.items()}
 
 
 def _compare_vectors(
@@ -184,7 +200,9 @@ def _compare_vectors(
     )
 
 
-def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[Comparison, ...]:
+def _compare_tensors(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes_of: Mapping[str, float]
+) -> tuple[Comparison, ...]:
     """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small."""
     for name, tensor in expected.items():
         if actual[name].shape != tensor.shape:
@@ -216,7 +234,7 @@ def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor
         part = slice(int(starts[i]), int(starts[i] + sizes[i]))
         norm_a, norm_e = math.sqrt(sums["actual"][i]), math.sqrt(sums["expected"][i])
         root = math.sqrt(int(sizes[i]))
-        scale = _relative_to(norm_a, norm_e)
+        scale = _relative_to(norm_a, sizes_of[name])
         place = _gradient_place(name, tensor.shape[-1])
         worst = int(np.argmax(np.where(np.isnan(distance[part]), np.inf, distance[part])))
         comparisons.append(
@@ -224,12 +242,12 @@ def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor
                 quantity="gradients",
                 part=name,
                 num_compared=int(sizes[i]),
-                max=float(largest[i]) * root * scale,
-                rms=math.sqrt(sums["squared"][i]) * scale,
-                signed_mean=float(sums["difference"][i]) / root * scale,
+                max=float(largest[i]) * scale,
+                rms=math.sqrt(sums["squared"][i]) / root * scale,
+                signed_mean=float(sums["difference"][i]) / (root * root) * scale,
                 cosine=float(sums["product"][i]) / (norm_a * norm_e) if norm_a > 0 and norm_e > 0 else math.nan,
                 norm_ratio=norm_a / norm_e if norm_e > 0 else math.nan,
-                peak=float(peak[i]) * root / norm_e if norm_e > 0 else 1.0,
+                peak=max(1.0, float(peak[i]) * scale) if norm_e > 0 else 1.0,
                 worst=(Place(place(worst), float(a[part][worst]), float(e[part][worst])),),
                 non_finite=None if all_finite else _first_non_finite(a[part], e[part], place),
             )
@@ -237,13 +255,13 @@ def _compare_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor
     return tuple(comparisons)
 
 
-def _relative_to(norm_actual: float, norm_expected: float) -> float:
-    """Factor that makes a distance relative to the expected tensor.
+def _relative_to(norm_actual: float, size: float) -> float:
+    """Factor that makes a distance relative to the true tensor.
 
-    An expected gradient of zero leaves no scale: equal zeros are at distance 0, anything else is infinitely far.
+    Where all true gradients are zero there is no scale: equal zeros are at distance 0, anything else is infinitely far.
     """
-    if norm_expected > 0:
-        return 1 / norm_expected
+    if size > 0:
+        return 1 / size
     return 0.0 if norm_actual == 0 else math.inf
 
 

@@ -300,7 +300,7 @@ def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observ
         case.name,
         to_oracle={name: compare_observations(form, expected, case.groups) for name, form in forms.items()},
         between={
-            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups)
+            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups, truth=expected)
             for other, one in combinations(forms, 2)
         },
     )
@@ -328,7 +328,7 @@ def _run_subject(
     kept = replace(observation, gradients=None)
     try:
         to_oracle = compare_observations(observation, expected, case.groups)
-        to_witness = compare_observations(observation, witness, case.groups)
+        to_witness = compare_observations(observation, witness, case.groups, truth=expected)
     except StructureError as error:
         return _SubjectRun(subject=name, observation=kept, verdict=Verdict.FAIL, reason=str(error))
     return _SubjectRun(subject=name, observation=kept, to_oracle=to_oracle, to_witness=to_witness)

@@ -214,7 +214,7 @@ def _gradient_judgements(
             comparison.part,
             case=context.case,
             num_values=num_tokens,
-            size={"max": 1.0, "rms": 1.0},
+            size={"max": comparison.peak, "rms": 1.0},
             dtype_name=context.dtype_name,
             noise=context.noise,
             policy=context.policy,

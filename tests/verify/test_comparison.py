@@ -262,19 +262,52 @@ def test_nan_in_one_gradient_entry_is_named_by_row_and_column(observation: Obser
     assert not comparison.rms <= 1e300
 
 
-def test_an_expected_gradient_of_zero_leaves_no_scale_to_hide_behind(observation: Observation) -> None:
-    zeros = torch.zeros(2, 3, dtype=torch.float64)
-    expected = with_gradient(observation, "layer.lora_A", zeros)
+@pytest.mark.parametrize("nearly", [0.0, 1e-14])
+def test_a_gradient_that_cancels_to_nothing_is_measured_by_the_size_of_all_gradients(
+    observation: Observation, nearly: float
+) -> None:
+    """Six zeros beside lora_B: an error of 1e-9 is small if the RMS of all is near 1, and 1 is not."""
+    assert observation.gradients is not None
+    nothing = torch.full((2, 3), nearly, dtype=torch.float64)
+    truth = with_gradient(observation, "layer.lora_A", nothing)
+    assert truth.gradients is not None
+    of_all = float(torch.cat([t.flatten() for t in truth.gradients.values()]).square().mean().sqrt())
+    equal = compare(truth, truth)["layer.lora_A"]
+    assert (equal.max, equal.rms, equal.signed_mean) == (0.0, 0.0, 0.0)
+    for error in (1e-9, 1.0):
+        other = nothing.clone()
+        other[1, 2] += error
+        found = compare(with_gradient(observation, "layer.lora_A", other), truth)["layer.lora_A"]
+        assert found.max == pytest.approx(error / of_all)
+        assert found.rms == pytest.approx(error / of_all / math.sqrt(6))
+        assert found.peak == 1.0
+    missing = with_gradient(observation, "layer.lora_A", torch.full((2, 3), NAN, dtype=torch.float64))
+    assert compare(missing, truth)["layer.lora_A"].non_finite is not None
+
+
+def test_what_cancels_in_truth_is_no_scale_between_two_that_round_otherwise(observation: Observation) -> None:
+    """1e-9 against 2e-9: infinitely far if the true zero were not known, half if one were held against the other."""
+    truth, one, other = (
+        with_gradient(observation, "layer.lora_A", torch.full((2, 3), v, dtype=torch.float64))
+        for v in (0.0, 1e-9, 2e-9)
+    )
+    found = {c.part: c for c in compare_observations(one, other, GROUPS, truth=truth)}["layer.lora_A"]
+    assert found.rms < 1e-8
+    assert {c.part: c for c in compare_observations(one, other, GROUPS)}["layer.lora_A"].rms == pytest.approx(0.5)
+
+
+def test_where_all_gradients_are_zero_there_is_no_scale_to_hide_behind(observation: Observation) -> None:
+    assert observation.gradients is not None
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in observation.gradients.items()}
+    expected = replace(observation, gradients=zeros)
     equal = compare(expected, expected)["layer.lora_A"]
     assert (equal.max, equal.rms, equal.signed_mean) == (0.0, 0.0, 0.0)
     assert math.isnan(equal.cosine)
     assert math.isnan(equal.norm_ratio)
-    almost = zeros.clone()
+    almost = zeros["layer.lora_A"].clone()
     almost[1, 2] = 1e-30
-    other = compare(with_gradient(observation, "layer.lora_A", almost), expected)["layer.lora_A"]
+    other = compare(with_gradient(expected, "layer.lora_A", almost), expected)["layer.lora_A"]
     assert (other.max, other.rms) == (INF, INF)
-    missing = with_gradient(observation, "layer.lora_A", torch.full((2, 3), NAN, dtype=torch.float64))
-    assert compare(missing, expected)["layer.lora_A"].non_finite is not None
 
 
 # What is measured.

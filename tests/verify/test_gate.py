@@ -370,13 +370,31 @@ def test_gradients_that_do_not_come_from_the_returned_loss_are_an_error(
 
 
 def test_a_case_that_proves_nothing_does_not_widen_the_budgets_of_others(
-    gate: Any, third_party: Any, short_case: Case
+    gate: Any, third_party: Any, short_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one token throughout, attention weights do not matter: gradients of q and k are rounding noise."""
-    one_token = Case(name="one-token", why="", groups=(PreferenceGroup((7,) * 5, ((7,) * 3,), ((7,) * 4,)),))
-    (alone,) = gate([third_party("ByHand")], [short_case]).results
-    results = {result.case: result for result in gate([third_party("ByHand")], [short_case, one_token]).results}
-    assert results["one-token"].verdict is Verdict.INCONCLUSIVE
-    assert "oracle and unpacked model (pairwise) disagree" in results["one-token"].reasons[0]
+    """Its own noise is in doubt. Of two cases the one with 7 completion tokens is made so."""
+    other = Case(name="other", why="", groups=(PreferenceGroup((7, 2, 9), ((7, 8, 3),), ((5, 6, 7, 8),)),))
+
+    def judged(*cases: Case) -> dict[str, Result]:
+        return {result.case: result for result in gate([third_party("ByHand")], cases).results}
+
+    alone = judged(short_case)["one-pair"]
+    assert judged(short_case, other)["one-pair"].judgements != alone.judgements
+    monkeypatch.setattr(
+        "verify.gate.implausible_witness",
+        lambda forms, bounds: ("in doubt",) if forms["pairwise"][0].num_compared == 7 else (),
+    )
+    results = judged(short_case, other)
+    assert (results["other"].verdict, results["other"].reasons) == (Verdict.INCONCLUSIVE, ("in doubt",))
     assert results["one-pair"] == alone
     assert alone.verdict is Verdict.PASS
+
+
+def test_a_single_kind_of_token_has_no_gradient_at_queries_and_keys_and_rounding_there_is_no_failure(
+    gate: Any, third_party: Any
+) -> None:
+    """Attention weights do not matter there. A gradient of nothing is measured by the size of all the others."""
+    case = Case(name="one-token", why="", groups=(PreferenceGroup((7,) * 5, ((7,) * 3,), ((7,) * 4,)),))
+    right, wrong = gate([third_party("ByHand"), third_party("OneGradientScaled")], [case]).results
+    assert right.verdict is Verdict.PASS
+    assert wrong.verdict is Verdict.FAIL
