@@ -117,7 +117,7 @@ REACH = ExactCheck(
         "there is excused only where the unpacked path has it too."
     ),
     cannot_see=(
-        "With which weight a token is seen; a token that is hidden but reaches through others, as the first of a prompt "
+        "With which weight a token is seen; a token that is hidden but reaches through others, as a first prompt token "
         "does; subjects without gradients, or whose tokens bypass the embedding."
     ),
     cases=("distinct-tokens",),
