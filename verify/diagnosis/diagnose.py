@@ -29,7 +29,7 @@ from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Mutation
 from verify.model_state import WeightsChangedError
 from verify.observation import Observation
-from verify.subject import Subject, SubjectError
+from verify.subject import Subject, SubjectError, support_for
 
 _NEAREST_SHOWN = 5
 
@@ -106,6 +106,10 @@ class Diagnostician:
         notes: list[str] = []
         for case in (*([made] if made is not None else []), *richest_first(failing)):
             try:
+                support = support_for(subject, case)
+                if not support.supported:
+                    notes.append(f"not run on case {case.name}: {support.reason}")
+                    continue
                 found = self._on_case(subject, case, without)
             except WeightsChangedError as error:
                 self.bench.rebuild()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verify.diagnosis.diagnose import Diagnostician
+from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.study import Workbench
 from verify.faults.catalogue import FAULTS
 from verify.faults.fault import Fault
@@ -59,3 +59,9 @@ def wrong() -> Callable[[str], Any]:
     spec.loader.exec_module(module)
     make: Callable[[str], Subject] = cache(lambda name: getattr(module, name)())
     return make
+
+
+@pytest.fixture(scope="session")
+def diagnosed(diagnostician: Diagnostician, wrong: Callable[[str], Any]) -> Callable[[str], Diagnosis]:
+    """The diagnosis of a wrong trainer, made once."""
+    return cache(lambda name: diagnostician.diagnose(wrong(name), []))

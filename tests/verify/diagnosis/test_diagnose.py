@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from verify.cases import tiny_cases
 from verify.diagnosis.cases import CASE_NAME
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.measurement import leave_one_out
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Fault
-from verify.subject import Subject
+from verify.subject import Subject, Support
 from verify.subjects.faulty import FaultySubject
 
 Wrong = Callable[[str], Any]
+Diagnosed = Callable[[str], Diagnosis]
 
 
 # One for every stage; tests/benchmarks/bench_diagnosis.py runs all of them.
@@ -24,25 +26,24 @@ Wrong = Callable[[str], Any]
     "name",
     [
         "SeparatorInFront",
-        "SegmentsAlone",
+        "PromptEndHidden",
         "PositionsCapped",
         "FeedForwardOff",
         "KeysDetached",
         "FirstFromFirst",
         "EveryFourthUncounted",
         "Temperature",
-        "LengthToThePower",
+        "Averaged",
         "ReferenceUnmasked",
         "Hinge",
         "WeighedByPrompt",
         "GradientsClippedOneByOne",
     ],
 )
-def test_the_wrong_stage_is_named_first(name: str, diagnostician: Diagnostician, wrong: Wrong) -> None:
-    subject = wrong(name)
-    found = diagnostician.diagnose(subject, [])
+def test_the_wrong_stage_is_named_first(name: str, diagnosed: Diagnosed, wrong: Wrong) -> None:
+    found = diagnosed(name)
     assert found.case == CASE_NAME
-    assert found.suspects[0].stage == subject.stage
+    assert found.suspects[0].stage == wrong(name).stage
     assert found.suspects[0].because
     assert found.patterns
 
@@ -60,44 +61,38 @@ def test_the_stage_is_named_without_the_fault_itself_in_the_catalogue(
     assert all(a.name not in [near.fault.name for near in a.diagnosis.nearest] for a in attributions)
 
 
-def test_a_subject_with_a_bug_of_the_catalogue_is_at_no_distance_from_it(
-    diagnostician: Diagnostician, wrong: Wrong
-) -> None:
+def test_a_subject_with_a_bug_of_the_catalogue_is_at_no_distance_from_it(diagnosed: Diagnosed) -> None:
     """Written by somebody else, in another packing, on another path through the model."""
     for subject, fault in (("Averaged", "mean-instead-of-sum"), ("RunningPositions", "positions-run-on")):
-        found = diagnostician.diagnose(wrong(subject), [])
+        found = diagnosed(subject)
         assert found.nearest[0].fault.name == fault
         assert found.nearest[0].distance < 1e-3
         assert found.suspects[0].because.startswith(f"the planted fault {fault} has the same signature")
 
 
-def test_what_attends_to_what_is_said_by_segment(diagnostician: Diagnostician, wrong: Wrong) -> None:
-    found = diagnostician.diagnose(wrong("PromptEndHidden"), [])
+def test_what_attends_to_what_is_said_by_segment(diagnosed: Diagnosed) -> None:
+    found = diagnosed("PromptEndHidden")
     assert "all of the rejected response of group 0" in found.suspects[0].because
     assert "do not attend to token 18 of the prompt of group 0" in found.suspects[0].because
 
 
-def test_a_prediction_from_the_wrong_slot_names_the_slot(diagnostician: Diagnostician, wrong: Wrong) -> None:
-    found = diagnostician.diagnose(wrong("FirstFromFirst"), [])
+def test_a_prediction_from_the_wrong_slot_names_the_slot(diagnosed: Diagnosed) -> None:
+    found = diagnosed("FirstFromFirst")
     assert (
         "token 0 of the chosen response of group 0 from token 0 of the prompt of group 0" in found.suspects[0].because
     )
     assert found.first_layer.endswith("the fault lies behind the decoder")
 
 
-def test_the_first_layer_that_differs_is_the_one_that_was_changed(diagnostician: Diagnostician, wrong: Wrong) -> None:
-    assert diagnostician.diagnose(wrong("FeedForwardOff"), []).first_layer.startswith(
-        "layer 0 attention agrees; layer 0 mlp differs"
-    )
-    assert diagnostician.diagnose(wrong("LastLayerRounded"), []).first_layer.startswith(
-        "layer 0 mlp agrees; layer 1 attention differs"
-    )
+def test_the_first_layer_that_differs_is_the_one_that_was_changed(diagnosed: Diagnosed) -> None:
+    assert diagnosed("FeedForwardOff").first_layer.startswith("layer 0 attention agrees; layer 0 mlp differs")
+    assert diagnosed("LastLayerRounded").first_layer.startswith("layer 0 mlp agrees; layer 1 attention differs")
 
 
-def test_the_subject_is_the_odd_one_out(diagnostician: Diagnostician, wrong: Wrong) -> None:
-    said = diagnostician.diagnose(wrong("Temperature"), []).odd_one_out
+def test_the_subject_is_the_odd_one_out(diagnosed: Diagnosed) -> None:
+    said = diagnosed("Temperature").odd_one_out
     assert said.startswith("unpacked, dense, sparse and split agree; temperature differs by up to")
-    assert diagnostician.diagnose(wrong("Averaged"), []).odd_one_out.endswith("split and averaged agree")
+    assert diagnosed("Averaged").odd_one_out.endswith("split and averaged agree")
 
 
 class NotANumber:
@@ -118,6 +113,22 @@ def test_a_value_that_is_not_finite_is_placed(diagnostician: Diagnostician, wron
     found = diagnostician.diagnose(NotANumber(wrong("Trainer")), [])
     assert found.patterns[0].sentence.endswith("the first at token 3 of the chosen response of group 1")
     assert found.suspects[0].stage == "token_logps"
+
+
+class SaysNo(NotANumber):
+    """Takes one case only, as a trainer that needs prompts of one length."""
+
+    name = "says-no"
+
+    def supports(self, case: Any) -> Support:
+        return Support(case.name != CASE_NAME, "needs prompts of one length")
+
+
+def test_a_case_that_the_subject_does_not_take_is_left_out(diagnostician: Diagnostician, wrong: Wrong) -> None:
+    (case,) = [case for case in tiny_cases(257, 0) if case.name == "two-groups"]
+    found = diagnostician.diagnose(SaysNo(wrong("Trainer")), [case])
+    assert found.notes[0] == "not run on case diagnosis: needs prompts of one length"
+    assert found.case == "two-groups"
 
 
 class Raises:
@@ -155,8 +166,6 @@ def test_a_subject_that_changes_the_model_spoils_no_other(diagnostician: Diagnos
 
 
 def test_a_fault_that_needs_another_case_is_diagnosed_there(diagnostician: Diagnostician) -> None:
-    from verify.cases import tiny_cases
-
     (case,) = [case for case in tiny_cases(257, 0) if case.name == "special-ids-inside"]
     found = diagnostician.diagnose(FaultySubject(mutation=mutation_named("token-zero-not-counted")), [case])
     assert found.case == case.name

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verify.cases import tiny_cases
 from verify.diagnosis.cases import diagnostic_case, richest_first
 from verify.diagnosis.tokens import describe, tracked_tokens
 from verify.faults.catalogue import FAULTS
@@ -64,6 +65,4 @@ def test_most_faults_bite_on_the_diagnostic_case() -> None:
 
 
 def test_cases_with_more_groups_come_first() -> None:
-    from verify.cases import tiny_cases
-
     assert richest_first(tiny_cases(257, 0))[0].name == "five-uneven-groups"
