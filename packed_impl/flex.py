@@ -1,7 +1,8 @@
 """FlexAttention over packed rows, with a block table computed from segment lengths alone.
 
 Neither the table nor the mask function needs a T x T matrix: the table counts allowed cells per block from the
-overlaps of segments with blocks, and the mask function looks a slot and the other's segment up in a T x S table.
+overlaps of segments with blocks, and the mask function looks up where the descendants of a key's segment end, or, in a
+row where these do not lie together, the query and the key's segment in a T x S table.
 
 Shape letters: B rows, T slots of a row, S segments of a row, M blocks of a row, N query heads, K key heads, H head dim.
 """
@@ -22,6 +23,9 @@ from packed_impl.forest import Forest, segment_ids, visible_segments
 from packed_impl.kernel_call import check_kernel_call
 
 BLOCK_SIZE = 128
+
+_MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether a query may attend to a key: row, head, query slot, key slot."""
 
 
 def allowed_cells(forest: Forest, block_size: int) -> Tensor:
@@ -82,7 +86,37 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1, dtype=torch.int32), order.int()
 
 
-def _mask_mod(forests: Sequence[Forest], device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _mask_mod(forests: Sequence[Forest], device: torch.device) -> _MaskMod:
+    """The rule as a function of slots. Each lookup costs, in a kernel and more so without one, so there are few."""
+    stops = [_subtree_stops(forest) for forest in forests]
+    if any(found is None for found in stops):
+        return _mask_mod_by_table(forests, device)
+    lengths = [torch.tensor([segment.length for segment in forest.segments]) for forest in forests]
+    pairs = zip(stops, lengths, strict=True)
+    stops_BT = torch.stack([torch.repeat_interleave(torch.tensor(found), each) for found, each in pairs]).to(device)
+
+    def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < stops_BT[row, key])
+
+    return mask_mod
+
+
+def _subtree_stops(forest: Forest) -> list[int] | None:
+    """The slot behind each segment and all that descend from it, where these lie together; None where some do not.
+
+    The prompt of ``a b | c | d e`` is seen by slots 0 to 4, so its stop is 5; those of the responses are 3 and 5.
+    """
+    sizes = [segment.length for segment in forest.segments]
+    for index, segment in reversed(list(enumerate(forest.segments))):
+        if segment.parent is not None:
+            sizes[segment.parent] += sizes[index]
+    stops = [segment.start + size for segment, size in zip(forest.segments, sizes, strict=True)]
+    # Whatever stands between a segment and its descendants pushes one of them out of the run that they would fill.
+    together = all(s.parent is None or stop <= stops[s.parent] for s, stop in zip(forest.segments, stops, strict=True))
+    return stops if together else None
+
+
+def _mask_mod_by_table(forests: Sequence[Forest], device: torch.device) -> _MaskMod:
     num_segments = max(len(forest.segments) for forest in forests)
     sees_BTS = torch.zeros(len(forests), forests[0].num_slots, num_segments, dtype=torch.bool)
     for row, forest in enumerate(forests):
@@ -91,7 +125,7 @@ def _mask_mod(forests: Sequence[Forest], device: torch.device) -> Callable[[Tens
     ids_BT = torch.stack([segment_ids(forest) for forest in forests]).to(device)
 
     def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & sees_BTS[row, query, ids_BT[row, key]]  # each lookup costs: two, not three
+        return (key <= query) & sees_BTS[row, query, ids_BT[row, key]]
 
     return mask_mod
 

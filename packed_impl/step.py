@@ -70,8 +70,9 @@ def _check_gradients(model: nn.Module, backend: str) -> None:
     if not supported:
         raise ValueError(f"backend {backend!r}: {reason}; use torch.no_grad() or another backend")
     switched = language_model.config._attn_implementation != backend_named(backend).implementation
-    checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    if switched and checkpointing and model.training:
+    if not switched or not model.training:
+        return
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise ValueError(
             "gradient checkpointing computes the forward pass again during the backward pass, when the attention of "
             f"backend {backend!r} would be switched off: enter attention_implementation(model, {backend!r}) around both"

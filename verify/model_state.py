@@ -115,8 +115,10 @@ def restored_model(model: Any, subject: str, *, seed: int, baseline: Baseline | 
     Raises:
         WeightsChangedError: A parameter or buffer changed, appeared or vanished.
     """
-    baseline, restored = baseline or Baseline.read(model), Restored()
-    _drop_gradients(named_modules(model))
+    restored = Restored()
+    if baseline is None:
+        _drop_gradients(named_modules(model))  # with a baseline, those of the work before were dropped after it
+        baseline = Baseline.read(model)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)

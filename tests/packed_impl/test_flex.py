@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from packed_impl.flex import allowed_cells, block_mask, effective_mask, flex_attention_forward
+from packed_impl.flex import (
+    _mask_mod,
+    _mask_mod_by_table,
+    _subtree_stops,
+    allowed_cells,
+    block_mask,
+    effective_mask,
+    flex_attention_forward,
+)
 from packed_impl.forest import Forest, attention_rule, padded
 
 CPU = torch.device("cpu")
@@ -97,3 +105,18 @@ def test_flex_refuses_the_mixed_dtypes_that_autocast_leaves() -> None:
     mask = block_mask([Forest.of([2], [None])], CPU)
     with pytest.raises(ValueError, match=r"mixed dtypes .*value torch\.bfloat16"):
         flex_attention_forward(torch.nn.Identity(), x, x, x.bfloat16(), mask, scaling=1.0)
+
+
+@given(forests())
+def test_both_mask_functions_are_the_rule(forest: Forest) -> None:
+    """The one that looks one stop up is used where it may be, so that the other meets few rows of itself."""
+    slots = torch.arange(forest.num_slots)
+    row, query, key = torch.zeros((), dtype=torch.long), slots[:, None], slots[None, :]
+    assert torch.equal(_mask_mod_by_table([forest], CPU)(row, row, query, key), attention_rule(forest))
+    assert torch.equal(_mask_mod([forest], CPU)(row, row, query, key), attention_rule(forest))
+
+
+def test_a_stranger_between_a_segment_and_its_child_is_noticed() -> None:
+    assert _subtree_stops(Forest.of([2, 1, 2], [None, 0, 0])) == [5, 3, 5]
+    assert _subtree_stops(Forest.of([2, 1, 2], [None, None, 0])) is None
+    assert _subtree_stops(Forest.of([2, 1, 2], [None, 0, None])) == [3, 3, 5]

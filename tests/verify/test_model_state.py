@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -240,8 +241,9 @@ class _Spoils:
 def test_a_question_about_support_is_guarded_too(
     gate: Callable[..., GateOutcome], third_party: Callable[[str], Subject], short_case: Case
 ) -> None:
-    subject: Any = third_party("ByHand")
-    subject.supports_gradients = lambda model: [p.data.mul_(2) for p in model.parameters()]
+    by_hand: Any = third_party("ByHand")
+    doubles = {"supports_gradients": lambda model: [p.data.mul_(2) for p in model.parameters()]}
+    subject = replace(by_hand, optional=doubles)
     outcome = gate([subject, _Spoils(third_party("ByHand"), _train)], [short_case], variations=("eager",))
     assert [result.verdict for result in outcome.results] == [Verdict.ERROR, Verdict.PASS]
     assert "subject by-hand changed the model: " in outcome.results[0].reasons[0]
