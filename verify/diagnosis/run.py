@@ -81,7 +81,11 @@ def diagnose_failures(
         reproduction = reproductions.get((failure.subject.name, failure.dtype), "")
         records.append(_record(failure, found, dtype, request, own_model, reproduction))
     left_out = [failure.subject.name for failure in failures[AT_MOST:]]
-    notes = (f"not diagnosed, since {AT_MOST} subjects were: {', '.join(left_out)}",) if left_out else ()
+    notes = (
+        (f"at most {AT_MOST} subjects are diagnosed in a run; not diagnosed: {', '.join(left_out)}",)
+        if left_out
+        else ()
+    )
     return Diagnoses(records=tuple(records), notes=notes)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -19,44 +19,63 @@ from verify.subject import Subject
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
-Diagnose = Callable[..., tuple[Diagnoses, tuple[Result, ...]]]
+Diagnose = Callable[..., Diagnoses]
+JUDGED = ("ByHand", "Raises", "SaysNo", "CausalMaskOnly", "NanAtOneToken", "NeighbourPredicts", "MeanInsteadOfSum")
 
 
-@pytest.fixture
-def diagnose(policy: Policy, few_faults: tuple[Fault, ...], two_pairs_case: Case) -> Diagnose:
-    def judge_and_diagnose(*subjects: Subject, **changes: Any) -> tuple[Diagnoses, tuple[Result, ...]]:
-        request = GateRequest(
+@pytest.fixture(scope="session")
+def request_for(policy: Policy, two_pairs_case: Case) -> Callable[..., GateRequest]:
+    def make(subjects: Sequence[Subject], dtypes: tuple[str, ...] = ("float32",)) -> GateRequest:
+        return GateRequest(
             model=ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3)),
-            dtypes=changes.get("dtypes", ("float32",)),
-            subjects=subjects,
+            dtypes=dtypes,
+            subjects=tuple(subjects),
             cases=(two_pairs_case,),
             objective=DpoSigmoid(beta=0.1),
             policy=policy,
             variations=("eager", "padded-left"),
         )
-        results = run_gate(request, lambda done, total, text: None).results
-        found = diagnose_failures(
-            request,
-            results,
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def results(request_for: Callable[..., GateRequest], third_party: Callable[[str], Subject]) -> tuple[Result, ...]:
+    """Of one run of the gate over all subjects of these tests."""
+    request = request_for([third_party(name) for name in JUDGED])
+    return run_gate(request, lambda done, total, text: None).results
+
+
+@pytest.fixture
+def diagnose(
+    few_faults: tuple[Fault, ...],
+    request_for: Callable[..., GateRequest],
+    results: tuple[Result, ...],
+    third_party: Callable[[str], Subject],
+) -> Diagnose:
+    """Diagnose the subjects named, from the results of the one run, or of those given."""
+
+    def run_it(*names: str, instead: Sequence[Result] = (), large: bool = False) -> Diagnoses:
+        return diagnose_failures(
+            request_for([third_party(name) for name in names]),
+            instead or results,
             lambda done, total, text: None,
-            large=changes.get("large", False),
+            large=large,
             reproductions={("causal-mask-only", "float32"): "reproductions/0"},
             faults=few_faults,
         )
-        return found, results
 
-    return judge_and_diagnose
-
-
-def test_nothing_is_diagnosed_where_nothing_failed(diagnose: Diagnose, third_party: Callable[[str], Subject]) -> None:
-    found, results = diagnose(third_party("ByHand"), third_party("Raises"), third_party("SaysNo"))
-    assert [result.verdict for result in results] == [Verdict.PASS, Verdict.ERROR, Verdict.NOT_APPLICABLE]
-    assert found == Diagnoses()
+    return run_it
 
 
-def test_a_failure_becomes_a_record(diagnose: Diagnose, third_party: Callable[[str], Subject]) -> None:
-    found, _ = diagnose(third_party("ByHand"), third_party("CausalMaskOnly"))
-    (record,) = found.records
+def test_nothing_is_diagnosed_where_nothing_failed(diagnose: Diagnose, results: tuple[Result, ...]) -> None:
+    verdicts = [result.verdict for result in results][:3]
+    assert verdicts == [Verdict.PASS, Verdict.ERROR, Verdict.NOT_APPLICABLE]
+    assert diagnose("ByHand", "Raises", "SaysNo") == Diagnoses()
+
+
+def test_a_failure_becomes_a_record(diagnose: Diagnose) -> None:
+    (record,) = diagnose("ByHand", "CausalMaskOnly").records
     assert (record.subject, record.dtype, record.case) == ("causal-mask-only", "float32", "diagnosis")
     assert record.stages[0].stage == "mask"
     assert record.worst.startswith("case two-pairs, ")
@@ -65,59 +84,45 @@ def test_a_failure_becomes_a_record(diagnose: Diagnose, third_party: Callable[[s
     assert record.patterns[0].startswith("all tokens but the first differ in the rejected response")
 
 
-def test_a_value_that_is_not_a_number_can_be_recorded(
-    diagnose: Diagnose, third_party: Callable[[str], Subject]
-) -> None:
-    found, _ = diagnose(third_party("NanAtOneToken"))
-    (record,) = found.records
+def test_a_value_that_is_not_a_number_can_be_recorded(diagnose: Diagnose) -> None:
+    (record,) = diagnose("NanAtOneToken").records
     assert "nan" in record.worst
     assert record.stages[0].stage == "token_logps"
     assert type(record).model_validate_json(record.model_dump_json()) == record
 
 
-def test_a_large_model_is_left_alone(diagnose: Diagnose, third_party: Callable[[str], Subject]) -> None:
-    found, _ = diagnose(third_party("NeighbourPredicts"), large=True)
-    (record,) = found.records
+def test_a_large_model_is_left_alone(diagnose: Diagnose) -> None:
+    (record,) = diagnose("NeighbourPredicts", large=True).records
     assert record.stages[0].stage == "predictors"
     assert record.notes[0].startswith("the subject was run again on the tiny model")
 
 
-def test_only_so_many_subjects_are_diagnosed(
-    diagnose: Diagnose, third_party: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_subjects_are_diagnosed(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "AT_MOST", 1)
-    found, _ = diagnose(third_party("NeighbourPredicts"), third_party("MeanInsteadOfSum"))
+    found = diagnose("NeighbourPredicts", "MeanInsteadOfSum")
     assert [record.subject for record in found.records] == ["neighbour-predicts"]
-    assert found.notes == ("not diagnosed, since 1 subjects were: mean-instead-of-sum",)
+    assert found.notes == ("at most 1 subjects are diagnosed in a run; not diagnosed: mean-instead-of-sum",)
 
 
-def test_the_most_exact_dtype_in_which_it_fails_is_taken(
-    diagnose: Diagnose, third_party: Callable[[str], Subject]
-) -> None:
-    found, _ = diagnose(third_party("NeighbourPredicts"), dtypes=("float32", "float64"))
-    (record,) = found.records
+def test_the_most_exact_dtype_in_which_it_fails_is_taken(diagnose: Diagnose, results: tuple[Result, ...]) -> None:
+    in_float64 = [replace(result, dtype="float64") for result in results]
+    (record,) = diagnose("NeighbourPredicts", instead=[*results, *in_float64]).records
     assert record.dtype == "float64"
     assert record.notes == ["it fails in float32 too"]
 
 
-class FailsOnce:
-    """Wrong for the gate, right when it is run again."""
-
-    name = "fails-once"
-
-    def __init__(self, wrong: Subject, right: Subject, times: int) -> None:
-        self._wrong, self._right, self._left = wrong, right, times
-
-    def per_token_logps(self, model: Any, groups: Any) -> Any:
-        self._left -= 1
-        return (self._wrong if self._left >= 0 else self._right).per_token_logps(model, groups)
+def test_a_failure_in_bfloat16_is_diagnosed_in_float32(diagnose: Diagnose, results: tuple[Result, ...]) -> None:
+    (record,) = diagnose("NeighbourPredicts", instead=[replace(result, dtype="bfloat16") for result in results]).records
+    assert record.dtype == "bfloat16"
+    assert record.notes == ["diagnosed in float32, where it fails too"]
 
 
 def test_a_subject_that_does_not_fail_again_keeps_what_the_gate_saw(
-    diagnose: Diagnose, third_party: Callable[[str], Subject]
+    diagnose: Diagnose, results: tuple[Result, ...]
 ) -> None:
-    found, _ = diagnose(FailsOnce(third_party("NeighbourPredicts"), third_party("ByHand"), times=2))
-    (record,) = found.records
+    """As one that is wrong now and then: the results of another subject stand for what the gate saw of it."""
+    wrong_once = [replace(result, subject="by-hand") for result in results if result.subject == "neighbour-predicts"]
+    (record,) = diagnose("ByHand", instead=wrong_once).records
     assert record.case == "two-pairs"
     assert record.stages == []
     assert record.worst.startswith("case two-pairs")
