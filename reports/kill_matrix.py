@@ -113,10 +113,14 @@ class MutationRecord(_Frozen):
         """The largest margin of a check that caught it.
 
         Of parity that on the case that showed it least; in bfloat16, where one case is enough, on the one that did
-        most. Infinite for a check without a budget: such a check knows no "nearly".
+        most. Infinite for a check without a budget, and for a value that is not finite: there is no "nearly".
         """
         parity = self.margin if self.dtype == "bfloat16" else self.weakest_margin
-        others = [c.margin if c.distance else math.inf for c in self.catches if c.killed and c.check not in PARITY]
+        others = [
+            c.margin if c.distance and math.isfinite(c.margin) else math.inf
+            for c in self.catches
+            if c.killed and c.check not in PARITY
+        ]
         return max([*others, parity]) if others else parity
 
     @property

@@ -200,6 +200,8 @@ def test_in_bfloat16_one_case_is_enough_and_less_margin_is_wanted() -> None:
         caught = mutation("m", margin=1.5, weakest_margin=1.5, catches=[catch(check, distance, True, margin)])
         assert not caught.weak
     assert caught.deciding_margin == 10.0
+    caught = mutation("m", weakest_margin=1.5, catches=[catch("normalisation", "differential", True, math.nan)])
+    assert caught.deciding_margin == math.inf
     assert mutation("m", weakest_margin=1.5, catches=[*KILLED.catches, catch("reach", "", False, math.inf)]).weak
 
 

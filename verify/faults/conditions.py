@@ -46,11 +46,6 @@ def _several_groups(case: Case) -> bool:
     return len(case.groups) > 1
 
 
-def _trees_near_the_start(case: Case) -> bool:
-    starts = [_row_per_group_slots(group) for group in case.groups[:-1]]
-    return 0 < sum(starts) <= 50
-
-
 def _three_groups(case: Case) -> bool:
     return len(case.groups) > 2
 
@@ -158,7 +153,6 @@ def _token_zero_inside(case: Case) -> bool:
 
 EVERYWHERE = Condition("everywhere", _always)
 SEVERAL_GROUPS = Condition("a case has several groups", _several_groups)
-TREES_NEAR_THE_START = Condition("a case has several groups, all of which start within 50 slots", _trees_near_the_start)
 THREE_GROUPS = Condition("a case has three or more groups", _three_groups)
 ODD_GROUPS = Condition("a case has three, five, ... groups", _odd_groups)
 GROUPS_OF_UNEQUAL_TOKENS = Condition("groups differ in completion tokens", _groups_of_unequal_tokens)

@@ -17,7 +17,6 @@ from verify.faults.conditions import (
     PROMPT_OF_TWO,
     SAVES_200_SLOTS,
     SEVERAL_GROUPS,
-    TREES_NEAR_THE_START,
 )
 from verify.faults.fault import ROW_PER_GROUP, EquivalentMutant
 from verify.faults.layout import padding_behind
@@ -190,9 +189,9 @@ EQUIVALENT_MUTANTS = (
         name="positions-shifted-by-tree",
         stage="positions",
         replacement=positions_shifted_by_tree,
-        what="Positions of later trees run on from the slots before them, by no more than the noise floor tries.",
+        what="Positions of later trees run on from the slots before them.",
         imitates=("A20", "A22"),
-        bites_where=TREES_NEAR_THE_START,
+        bites_where=SEVERAL_GROUPS,
         why_equal=_ROTARY,
         outside_proof=_POSITIONS_THEMSELVES,
     ),
