@@ -12,6 +12,7 @@ from torch import Tensor
 
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
+from verify.models.lora import adapters_off
 from verify.objective import DpoSigmoid
 from verify.slots import SlotCount, count_slots
 from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss, said_by
@@ -179,7 +180,7 @@ def _policy_and_reference(
     phases: list[PhaseSlots],
 ) -> _Logps:
     with count_slots(model) as slots:
-        with torch.no_grad(), model.disable_adapter():
+        with torch.no_grad(), adapters_off(model):
             reference = _copied(subject.per_token_logps(model, groups))
         with torch.set_grad_enabled(differentiable):
             policy = subject.per_token_logps(model, groups)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +83,23 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
             for factor, std in ((factor_a, std_a), (factor_b, std_b)):
                 factor.copy_(rounded_normal(factor.shape, std, generator))
     return peft_model.eval()
+
+
+@contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """The frozen policy of DPO while the context is open.
+
+    As PEFT's ``disable_adapter``, which before that asks every layer how it is: on a small model for as long as a
+    forward pass takes.
+
+    Args:
+        model: A model of :func:`add_lora`, adapters on.
+    """
+    model.base_model.disable_adapter_layers()
+    try:
+        yield
+    finally:
+        model.base_model.enable_adapter_layers()
 
 
 def rounded_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:

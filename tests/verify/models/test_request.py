@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from verify.models.configs import named_config
-from verify.models.lora import LORA_TARGETS, LoraSpec, add_lora
+from verify.models.lora import LORA_TARGETS, LoraSpec, add_lora, adapters_off
 from verify.models.random_weights import build_random
 from verify.models.request import DTYPES, ModelRequest, ModelUnderTest, build_model, check_device, vocabulary_size
 
@@ -175,3 +175,24 @@ def test_a_folder_with_the_name_of_a_config_does_not_hide_the_config(
     monkeypatch.chdir(tmp_path)
     assert not ModelRequest(name="tiny").is_checkpoint
     assert ModelRequest(name="./tiny").is_checkpoint
+
+
+def test_adapters_off_is_what_peft_means_by_it_and_they_are_on_again_afterwards(tiny: Tiny) -> None:
+    model = tiny("float32").model
+    ids = torch.tensor([[3, 5, 7, 11]])
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+        return found
+
+    on, flags = logits(), [parameter.requires_grad for parameter in model.parameters()]
+    with model.disable_adapter():
+        off = logits()
+    with pytest.raises(RuntimeError, match="boom"), adapters_off(model):
+        inside = logits()
+        raise RuntimeError("boom")
+    assert torch.equal(inside, off)
+    assert not torch.equal(off, on)
+    assert torch.equal(logits(), on)
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
