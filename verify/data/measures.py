@@ -41,6 +41,11 @@ class CharacterMeasure:
         """Characters, or tokens."""
         return "characters" if self.per_token is None else "tokens"
 
+    @property
+    def pairs_at_a_time(self) -> int:
+        """One: what is measured at once need not be kept in memory."""
+        return 1
+
     def sizes(self, pairs: Sequence[Pair]) -> list[PairSizes | UnusableRow]:
         """The lengths of each pair."""
         return [self._sizes(pair) for pair in pairs]
@@ -60,7 +65,7 @@ class CharacterMeasure:
 
 
 def _characters(turns: Turns) -> int:
-    return sum([len(turn.content) for turn in turns])
+    return len(turns[0].content) if len(turns) == 1 else sum([len(turn.content) for turn in turns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,11 @@ class TokenMeasure:
     def unit(self) -> str:
         """Tokens."""
         return "tokens"
+
+    @property
+    def pairs_at_a_time(self) -> int:
+        """Enough for the tokenizer's threads."""
+        return 256
 
     def sizes(self, pairs: Sequence[Pair]) -> list[PairSizes | UnusableRow]:
         """The lengths of each pair, or why the two sides do not share the prompt's tokens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from verify.data.rows import Place
@@ -23,8 +22,7 @@ class Turn(NamedTuple):
 Turns = tuple[Turn, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PreferencePair:
+class PreferencePair(NamedTuple):
     """One prompt and two responses, each at least one turn; prompt plus response is a whole conversation."""
 
     prompt: Turns
@@ -33,8 +31,7 @@ class PreferencePair:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class TextPair:
+class TextPair(NamedTuple):
     """One prompt and two responses as plain text, which no chat template touches."""
 
     prompt: str
@@ -67,28 +64,32 @@ def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> Prefere
     Raises:
         UnusableRow: The two conversations are not two responses to one prompt.
     """
-    sides = (("chosen", chosen), ("rejected", rejected))
-    for name, turns in sides:
-        if not turns:
-            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} holds no turn")
-        if turns[-1].role != ASSISTANT:
-            detail = f"{name} ends with a turn of {turns[-1].role!r}"
-            raise UnusableRow(Reason.NO_FINAL_ASSISTANT_TURN, place, detail)
+    # Written out side by side, without loops: this runs for each row of a file.
+    if not chosen or not rejected or chosen[-1].role != ASSISTANT or rejected[-1].role != ASSISTANT:
+        raise _without_response(chosen, rejected, place)
     prompt_turns = _shared_turns(chosen, rejected)
-    for name, turns in sides:
-        if turns[prompt_turns].role != ASSISTANT:
-            detail = f"from turn {prompt_turns + 1} on, where {name} has a turn of {turns[prompt_turns].role!r}"
-            raise UnusableRow(Reason.DIFFERENT_PROMPTS, place, detail)
+    if chosen[prompt_turns].role != ASSISTANT or rejected[prompt_turns].role != ASSISTANT:
+        name, turns = ("chosen", chosen) if chosen[prompt_turns].role != ASSISTANT else ("rejected", rejected)
+        detail = f"from turn {prompt_turns + 1} on, where {name} has a turn of {turns[prompt_turns].role!r}"
+        raise UnusableRow(Reason.DIFFERENT_PROMPTS, place, detail)
     prompt = chosen[:prompt_turns]
     if _is_blank(prompt):
         detail = "no turn before the responses" if not prompt else "no text in the turns before the responses"
         raise UnusableRow(Reason.EMPTY_PROMPT, place, detail)
     if prompt[-1].role == ASSISTANT:
         raise UnusableRow(Reason.PREFILLED_PROMPT, place, f"shared turn {prompt_turns} is the assistant's")
-    for name, turns in sides:
-        if _is_blank(turns[-1:]):
-            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"the final turn of {name} holds no text")
+    if _is_blank(chosen[-1:]) or _is_blank(rejected[-1:]):
+        name = "chosen" if _is_blank(chosen[-1:]) else "rejected"
+        raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"the final turn of {name} holds no text")
     return PreferencePair(prompt, chosen[prompt_turns:], rejected[prompt_turns:], place)
+
+
+def _without_response(chosen: Turns, rejected: Turns, place: Place) -> UnusableRow:
+    """Why one of the two conversations, the first that it holds for, does not end with a response."""
+    name, turns = ("chosen", chosen) if not chosen or chosen[-1].role != ASSISTANT else ("rejected", rejected)
+    if not turns:
+        return UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} holds no turn")
+    return UnusableRow(Reason.NO_FINAL_ASSISTANT_TURN, place, f"{name} ends with a turn of {turns[-1].role!r}")
 
 
 def text_pair(prompt: str, chosen: str, rejected: str, place: Place) -> TextPair:

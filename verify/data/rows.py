@@ -76,12 +76,11 @@ def iter_rows(
     """
     check_file(path)
     rows = _iter_parquet(path) if path.suffix.lower() == _PARQUET_SUFFIX else _iter_jsonl(path, max_line_bytes, on_line)
-    is_empty = True
-    for row in rows:
-        is_empty = False
-        yield row
-    if is_empty:
+    first = next(rows, None)
+    if first is None:
         raise DataError(f"preference file {path} holds no row: expected at least one")
+    yield first
+    yield from rows
 
 
 def is_parquet(path: Path) -> bool:
@@ -114,7 +113,8 @@ def _iter_lines(stream: BinaryIO, file: str, max_line_bytes: int) -> Iterator[by
     # Two more bytes than the limit hold the line break, "\n" or "\r\n".
     while line := stream.readline(max_line_bytes + 2):
         line_number += 1
-        if len(line.removesuffix(b"\n").removesuffix(b"\r")) > max_line_bytes:
+        # The second length is that without the line break; taking it off copies the line, so only where it matters.
+        if len(line) > max_line_bytes and len(line.removesuffix(b"\n").removesuffix(b"\r")) > max_line_bytes:
             raise DataError(
                 f"{file}:{line_number}: the line is longer than {max_line_bytes} bytes: "
                 "one row belongs on one line; raise the limit if a row is really that long"

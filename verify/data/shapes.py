@@ -96,7 +96,10 @@ def _read_conversations(row: Row) -> Pair:
     """
     pair = split_conversations(_turns(row, "chosen"), _turns(row, "rejected"), row.place)
     prompt = row.columns["prompt"].strip()
-    if all(turn.content.strip() != prompt for turn in pair.prompt if turn.role == USER):
+    for turn in pair.prompt:
+        if turn.role == USER and turn.content.strip() == prompt:
+            break
+    else:
         detail = f"no shared user turn is the prompt column {_clip(prompt)}"
         raise UnusableRow(Reason.PROMPT_COLUMN_DIFFERS, row.place, detail)
     return pair
@@ -244,7 +247,7 @@ def _turns(row: Row, column: str) -> Turns:
     for index, value in enumerate(row.columns[column]):
         role, content = value.get("role"), value.get("content")
         # Nearly every turn is this one: a role, a text and no more.
-        if len(value) == 2 and type(role) is type(content) is str and _is_text(content):
+        if type(role) is type(content) is str and len(value) == 2 and (content.isascii() or _is_text(content)):
             turns.append(Turn(role, content))
         else:
             turns.append(_odd_turn(value, column, index, row))

@@ -14,7 +14,7 @@ import numpy as np
 
 from verify.data.length_statistics import Ints, LengthHistogram, Reservoir
 from verify.data.pairs import Pair
-from verify.data.rows import DataError, Place, check_file, is_parquet, iter_rows, parquet_num_rows
+from verify.data.rows import DataError, Place, Row, check_file, is_parquet, iter_rows, parquet_num_rows
 from verify.data.shapes import Shape, left_out_columns, same_shape
 from verify.data.violations import Reason, Remark, UnusableRow, Violation
 from verify.packing_plan.totals import MOST_PAIRS, NO_PAIRS, Totals, totals_of
@@ -28,9 +28,9 @@ SAMPLE_SIZE = 8192
 EXAMPLES_KEPT = 3
 """Rows named for each reason."""
 
-_PAIRS_AT_A_TIME = 512
 _BYTES_AT_A_TIME = 4 * 2**20
-assert _PAIRS_AT_A_TIME <= MOST_PAIRS
+"""More than this is not kept in order to be measured together."""
+_ROWS_BETWEEN_PROGRESS = 256
 
 
 class PairSizes(NamedTuple):
@@ -48,6 +48,10 @@ class Measure(Protocol):
     @property
     def unit(self) -> str:
         """Plural noun: "tokens"."""
+
+    @property
+    def pairs_at_a_time(self) -> int:
+        """How many pairs it is best given together."""
 
     def sizes(self, pairs: Sequence[Pair]) -> Sequence[PairSizes | UnusableRow]:
         """The lengths of each pair, or why it cannot be used."""
@@ -146,21 +150,23 @@ def survey_file(
     started = time.monotonic()
     shape: Shape | None = None
     pairs: list[Pair] = []
-    pause_at = _BYTES_AT_A_TIME
+    pairs_at_a_time = measure.pairs_at_a_time
+    measure_at = _BYTES_AT_A_TIME
     for row in iter_rows(path, on_line=reading.follow):
         shape = same_shape(row, shape)
-        survey.rows_read += 1
-        survey.left_out.update(left_out_columns(row))
+        survey.see(row)
         try:
             pairs.append(shape.read(row))
         except UnusableRow as unusable:
             survey.leave_out(unusable.violation)
-        if len(pairs) >= _PAIRS_AT_A_TIME or reading.bytes_read > pause_at:
+        if len(pairs) >= pairs_at_a_time or reading.bytes_read > measure_at:
             survey.take(pairs)
-            pairs = []
-            pause_at = reading.bytes_read + _BYTES_AT_A_TIME
+            pairs.clear()
+            measure_at = reading.bytes_read + _BYTES_AT_A_TIME
+        if not survey.rows_read % _ROWS_BETWEEN_PROGRESS:
             progress(reading.share(survey.rows_read), survey.rows_read, time.monotonic() - started)
     survey.take(pairs)
+    survey.settle()
     if shape is None:
         raise AssertionError("iter_rows yields at least one row or raises")
     elapsed_s = time.monotonic() - started
@@ -230,6 +236,13 @@ class _Survey:
         self.longest = 0
         self.longest_at: Place | None = None
         self.reservoir = Reservoir(SAMPLE_SIZE, 3, seed)
+        self._lengths: list[tuple[int, int, int]] = []
+
+    def see(self, row: Row) -> None:
+        """Count a row, whatever becomes of it."""
+        self.rows_read += 1
+        for name in left_out_columns(row):
+            self.left_out[name] += 1
 
     def leave_out(self, violation: Violation) -> None:
         """Count a row that cannot be packed; refuse one that is no preference row at all."""
@@ -241,8 +254,7 @@ class _Survey:
         self.violations.setdefault(violation.reason, Counted()).add(str(violation))
 
     def take(self, pairs: Sequence[Pair]) -> None:
-        """Measure some pairs and add them to the sums."""
-        lengths: list[tuple[int, int, int]] = []
+        """Measure some pairs; their lengths are added to the sums now and then."""
         has_limit = self._max_sequence is not None or self._max_pair is not None
         for pair, sizes in zip(pairs, self._measure.sizes(pairs), strict=True):
             if isinstance(sizes, UnusableRow):
@@ -252,19 +264,23 @@ class _Survey:
                 self.leave_out(violation)
                 continue
             prompt, chosen, rejected, remarks = sizes
-            lengths.append((prompt, chosen, rejected))
+            self._lengths.append((prompt, chosen, rejected))
             if prompt + chosen + rejected > self.longest:
                 self.longest, self.longest_at = prompt + chosen + rejected, pair.place
             for remark in remarks:
                 self.remarks.setdefault(remark, Counted()).add(str(pair.place))
-        if lengths:
-            self._add(np.array(lengths, dtype=np.int64))
+        if len(self._lengths) >= MOST_PAIRS // 2:
+            self.settle()
 
-    def _add(self, lengths: Ints) -> None:
-        for part, part_lengths in zip(PARTS, (*lengths.T, lengths.sum(1)), strict=True):
-            self.histograms[part].add(part_lengths)
-        self.totals += totals_of(lengths)
-        self.reservoir.add(lengths)
+    def settle(self) -> None:
+        """Add the lengths that were put aside to the sums."""
+        for at in range(0, len(self._lengths), MOST_PAIRS):
+            lengths = np.array(self._lengths[at : at + MOST_PAIRS], dtype=np.int64)
+            for part, part_lengths in zip(PARTS, (*lengths.T, lengths.sum(1)), strict=True):
+                self.histograms[part].add(part_lengths)
+            self.totals += totals_of(lengths)
+            self.reservoir.add(lengths)
+        self._lengths.clear()
 
     def _over_a_limit(self, place: Place, sizes: PairSizes) -> Violation | None:
         unit = self._measure.unit
