@@ -28,6 +28,8 @@ _BLOCK = 128
 _SMALL_BLOCK = 16
 _WINDOW = 100
 _SLOT_WINDOW = 64
+_FINITE = -20.0
+"""exp(-20) is 2e-9: what is seen through such a mask stays far below every budget of float32."""
 
 
 def _causal(rows: Rows) -> Tensor:
@@ -179,6 +181,11 @@ def mask_of_first_row(honest: Mask, rows: Rows) -> Tensor:
     """The mask is built once, from the first row, and broadcast over the batch."""
     allowed = honest(rows)
     return allowed[:1].expand_as(allowed)
+
+
+def finite_instead_of_minus_infinity(honest: Mask, rows: Rows) -> Tensor:
+    """An additive mask whose forbidden cells are merely unlikely."""
+    return torch.where(honest(rows), 0.0, _FINITE)
 
 
 FAULTS = (
@@ -358,5 +365,14 @@ FAULTS = (
         packing=ROW_PER_GROUP,
         signature="first row exact, every other one off",
         invisible_where="one row, or rows of equal lengths throughout",
+    ),
+    Fault(
+        name="mask-of-finite-scores",
+        stage="mask",
+        replacement=finite_instead_of_minus_infinity,
+        what=f"Forbidden scores are lowered by {-_FINITE:g} instead of set to minus infinity.",
+        signature="all values within their budgets; gradients at tokens that must not be seen are tiny, but not 0",
+        invisible_where="values: they move by less than rounding may",
+        must_kill=("reach",),
     ),
 )

@@ -93,7 +93,7 @@ class Stages:
     Args:
         layout: Groups to rows.
         positions: Position of each slot; integer or floating, [B, T].
-        mask: Which slot (row of the matrix) attends to which; bool, [B, T, T].
+        mask: Which slot (row of the matrix) attends to which: bool, or what is added to its score; [B, T, T].
         activations: What goes on from a module of the model, given the module's name and output; [B, T, D].
         predictors: Slot that predicts each slot, -1 for none; int64, [B, T].
         supervision: Rows and predictors to the predictions that count.

@@ -36,6 +36,12 @@ def backward_in_bfloat16(honest: TokenLogps, logits: Tensor, token_ids: Tensor) 
     return rounded + (honest(logits, token_ids) - rounded).detach()
 
 
+def last_bit_at_random(honest: TokenLogps, logits: Tensor, token_ids: Tensor) -> Tensor:
+    """A reduction whose order differs from call to call."""
+    logps = honest(logits, token_ids)
+    return logps * (1 + torch.finfo(logps.dtype).eps * torch.randint(-1, 2, logps.shape).to(logps))
+
+
 def temperature(value: float, honest: TokenLogps, logits: Tensor, token_ids: Tensor) -> Tensor:
     """Logits divided by the temperature of generation."""
     return honest(logits / value, token_ids)
@@ -155,5 +161,14 @@ FAULTS = (
         bites_where=RAGGED_CHUNK,
         signature="the last tokens of the batch have log-prob 0",
         invisible_where=f"multiples of {_CHUNK} tokens",
+    ),
+    Fault(
+        name="last-bit-differs-from-call-to-call",
+        stage="token_logps",
+        replacement=last_bit_at_random,
+        what="Log-probs are reduced in an order that differs from call to call, on a CPU, where nothing forces it.",
+        signature="all values within their budgets; the same call twice differs in the last bit",
+        invisible_where="values: they move by less than rounding may",
+        must_kill=("repeat",),
     ),
 )

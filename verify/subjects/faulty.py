@@ -128,7 +128,7 @@ class FaultySubject:
         return PackedRows(
             input_ids=rows.input_ids,
             position_ids=stages.positions(rows),
-            attended=stages.mask(rows),
+            attended=_attended(stages.mask(rows)),
             supervised=_supervised(targets, rows),
         )
 
@@ -136,6 +136,11 @@ class FaultySubject:
         if self.mutation is None:
             return honest_stages(Packing())
         return honest_stages(self.mutation.packing).replaced(self.mutation.stage, self.mutation.replacement)
+
+
+def _attended(mask: Tensor) -> Tensor:
+    """Whatever is not at minus infinity is attended to, however little."""
+    return mask if mask.dtype == torch.bool else mask > -torch.inf
 
 
 def _supervised(targets: Targets, rows: Rows) -> Tensor:
@@ -184,10 +189,11 @@ def _logps(
     """Log-probs of all targets; [N]."""
     device = model.device
     targets = stages.supervision(rows, stages.predictors(rows))
+    mask = stages.mask(rows)[:, None]
     inputs = {
         "input_ids": rows.input_ids.to(device),
         "position_ids": stages.positions(rows).to(device),
-        "attention_mask": stages.mask(rows)[:, None].to(device),
+        "attention_mask": mask.to(device, model.dtype if mask.is_floating_point() else torch.bool),
         "use_cache": False,
     }
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:

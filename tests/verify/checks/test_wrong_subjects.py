@@ -102,6 +102,7 @@ def test_a_leak_far_below_the_budgets_is_caught_by_the_isolation_that_it_breaks(
     ("fault", "checks"),
     [
         ("causal-mask-only", {"branch-isolation", "group-isolation", "causality", "reach", "row-map"}),
+        ("mask-of-finite-scores", {"branch-isolation", "group-isolation", "causality", "reach", "row-map"}),
         ("sees-the-future", {"causality", "reach", "row-map"}),
         ("prompt-cache-detached", {"reach"}),
         ("positions-shifted", {"absolute-positions", "row-map"}),
