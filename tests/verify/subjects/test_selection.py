@@ -129,5 +129,5 @@ def test_a_planted_fault_is_a_subject_by_its_name() -> None:
 
 
 def test_an_unknown_fault_gives_the_nearest_names() -> None:
-    with pytest.raises(ValueError, match="unknown fault 'causal-mask': did you mean .*causal-mask-only"):
+    with pytest.raises(ValueError, match=r"unknown fault 'causal-mask': did you mean .*causal-mask-only"):
         select_subject("fault:causal-mask")
