@@ -31,7 +31,7 @@ def report(benchmark, runs: list[dict[str, float]]) -> None:
     benchmark.extra_info.update(info)
     share = info["model_passes_s"] / info["total_s"]
     print(
-        f"\n{info['total_s']:.1f} s in the process ({info['cpu_s']:.1f} CPU seconds), imports {info['import_s']:.1f} s, "
+        f"\n{info['total_s']:.1f} s in the process, {info['cpu_s']:.1f} s of CPU, imports {info['import_s']:.1f} s, "
         f"model passes {info['model_passes_s']:.1f} s ({share:.0%}), peak {info['peak_host_bytes'] / 2**30:.2f} GiB"
     )
 
