@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from verify.cli.imports import heavy_imports
+
 
 def faults(
     fault: Annotated[list[str] | None, typer.Option(help="Only these: a name, or file.py:NAME of your own.")] = None,
@@ -31,15 +33,28 @@ def faults(
     from verify.cli.app import STARTED
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from rich.console import Console
+    from reports.kill_matrix_store import KILL_MATRIX_FILES
+    from reports.store import check_writable
+    from verify.cli import option_checks
 
-    from reports.kill_matrix_store import KILL_MATRIX_FILES, kill_matrix_json, write_kill_matrix
-    from reports.kill_matrix_terminal import print_kill_matrix
-    from reports.store import check_writable, discard_results
-    from verify.cli.progress import show_progress
-    from verify.fault_request import FaultOptions, prepare_faults
-    from verify.fault_run import run_faults
-    from verify.verdict import Verdict, exit_status
+    option_checks.check_files_of("fault", fault or ())
+    option_checks.check_case_names(case or ())
+    option_checks.check_dtypes(dtype or ())
+    option_checks.check_numbers(seed=seed)
+    option_checks.check_policy(policy)
+    if out is not None:
+        check_writable(out, KILL_MATRIX_FILES)
+
+    with heavy_imports():
+        from rich.console import Console
+
+        from reports.kill_matrix_store import kill_matrix_json, write_kill_matrix
+        from reports.kill_matrix_terminal import print_kill_matrix
+        from reports.store import discard_results
+        from verify.cli.progress import show_progress
+        from verify.fault_request import FaultOptions, prepare_faults
+        from verify.fault_run import run_faults
+        from verify.verdict import Verdict, exit_status
 
     options = FaultOptions(
         faults=tuple(fault or ()),
@@ -49,8 +64,6 @@ def faults(
         seed=seed,
         policy=policy,
     )
-    if out is not None:
-        check_writable(out, KILL_MATRIX_FILES)
     import_s = time.perf_counter() - STARTED
     prepared = prepare_faults(options)
     if out is not None:

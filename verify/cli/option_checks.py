@@ -70,14 +70,22 @@ def check_subjects(names: Sequence[str], backends: Sequence[str]) -> None:
     if names and backends:
         raise ValueError("give --subject or --backend, not both: --backend chooses among the built-in subjects")
     _check_names("backend", backends, BACKEND_NAMES)
+    check_files_of("subject", names)
+    hint = "package.module:Class, file.py:Class or fault:NAME"
+    _check_names("subject", [name for name in names if ":" not in name], [*BUILT_IN_SUBJECT_NAMES, hint])
+
+
+def check_files_of(role: str, names: Sequence[str]) -> None:
+    """Refuse ``file.py:NAME`` where there is no such file, and a name in nothing."""
     for name in names:
         origin, colon, _ = name.rpartition(":")
+        if colon and not origin:
+            raise ValueError(
+                f"{role} {name!r}: nothing in front of the colon; give module:NAME or file.py:NAME"
+            )
         if origin.endswith(".py") and not Path(origin).is_file():
             kind = "a folder" if Path(origin).is_dir() else "no such file"
-            raise ValueError(f"subject file {origin}: there is {kind}; give file.py:Class")
-        if not colon:
-            hint = "package.module:Class, file.py:Class or fault:NAME"
-            _check_names("subject", [name], [*BUILT_IN_SUBJECT_NAMES, hint])
+            raise ValueError(f"{role} file {origin}: there is {kind}; give file.py:NAME")
 
 
 def check_numbers(*, seed: int, threads: int | None = None, beta: float = 0.1, label_smoothing: float = 0.0) -> None:

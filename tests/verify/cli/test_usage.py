@@ -20,6 +20,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         monkeypatch.setattr(sys, "argv", ["packparity", *arguments])
         # Whatever gets as far as the heavy part has not been refused early.
         monkeypatch.setitem(sys.modules, "verify.check_request", None)
+        monkeypatch.setitem(sys.modules, "verify.fault_request", None)
         with pytest.raises(SystemExit) as ended:
             app.main()
         captured = capsys.readouterr()
@@ -49,6 +50,11 @@ WRONG = {
     "unknown backend": (["check", "--backend", "sdpa"], "unknown backend 'sdpa': give one of dense-eager, "),
     "unknown subject": (["check", "--subject", "dense-sdp"], "unknown subject 'dense-sdp' (did you mean dense-sdpa?)"),
     "two ways": (["check", "--subject", "flex", "--backend", "flex"], "give --subject or --backend, not both"),
+    "nothing before the colon": (["check", "--subject", ":Mine"], "subject ':Mine': nothing in front of the colon"),
+    "unknown dtype of faults": (["faults", "--dtype", "half"], "unknown dtype 'half'"),
+    "unknown case of faults": (["faults", "--case", "balancd"], "unknown case 'balancd' (did you mean balanced?)"),
+    "no fault file": (["faults", "--fault", "none.py:X"], "fault file none.py: there is no such file"),
+    "huge seed of faults": (["faults", "--seed", "9" * 30], "give an integer from 0 to 9223372036854775806"),
     "no subject file": (["check", "--subject", "none.py:X"], "subject file none.py: there is no such file"),
     "subject folder": (["check", "--subject", "tests.py:X"], "subject file tests.py: there is a folder"),
     "device": (["check", "--device", "tpu"], "--device tpu: not a device that is supported; give cpu, cuda or cuda:N"),
