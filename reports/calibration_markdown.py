@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from reports.calibration import CalibrationRecord, Distribution, ExtremeRecord
 from reports.markdown import escape
 from reports.record import QuantityName
-from reports.words import DISTANCES, QUANTITIES, number
+from reports.words import DISTANCES, NONE, QUANTITIES, number
 
 _ANY = "any quantity"
+_HONEST = (0.5, 0.99, 0.999, 1.0)
+"""Quantiles shown of honest results."""
 
 
 def render(record: CalibrationRecord) -> str:
@@ -37,7 +39,7 @@ def _blocks(record: CalibrationRecord) -> Iterable[str]:
     yield escape("; ".join(_counts(record)))
     yield "![Distributions of honest and fault errors over budget](calibration.svg)"
     yield "## Honest error / budget\n\n" + honest_table(record)
-    yield "## Factor that would have sufficed\n\n" + factor_table(record)
+    yield "## Factor that would have sufficed\n\n" + honest_table(record, "factor")
     yield "## Fault error / budget\n\n" + fault_table(record)
     yield "## False alarms\n\n" + bounds_table(record) + "\n\n" + tails_table(record) + "\n\n" + sizes_table(record)
     yield "## Honest results nearest to their budgets\n\n" + _extremes(record.honest_extremes)
@@ -47,28 +49,32 @@ def _blocks(record: CalibrationRecord) -> Iterable[str]:
         yield "## Notes\n\n" + "\n".join(f"- {escape(note)}" for note in record.notes)
 
 
-def honest_table(record: CalibrationRecord) -> str:
-    """Quantiles of honest error / budget, by dtype, quantity and distance."""
+def honest_table(record: CalibrationRecord, measure: Literal["ratio", "factor"] = "ratio") -> str:
+    """Quantiles over honest results, by dtype, quantity and distance.
+
+    Args:
+        record: The calibration.
+        measure: Error / budget, or the factor that would have sufficed where a budget is a multiple of noise.
+    """
     rows = []
     for dtype in record.dtypes:
-        for words, quantity, distance in _honest_keys():
-            if (d := record.distribution("honest", dtype, quantity, distance)) is not None:
-                rows.append(
-                    [dtype, words, f"{d.num_values:,}", *_quantiles(d, (0.5, 0.99, 0.999)), number(d.outermost)]
-                )
-    return table(["dtype", "quantity", "results", "median", "99 %", "99.9 %", "largest"], rows)
+        if (whole := record.distribution("honest", dtype, measure=measure)) is not None:
+            rows.append([dtype, _ANY, f"{whole.num_values:,}", *_honest_quantiles(whole), *[""] * len(_HONEST)])
+        for quantity, words in QUANTITIES.items():
+            found = [record.distribution("honest", dtype, quantity, distance, measure) for distance in DISTANCES]
+            if any(found):
+                count = max(d.num_values for d in found if d is not None)
+                rows.append([dtype, words, f"{count:,}", *(cell for d in found for cell in _honest_quantiles(d))])
+    columns = [
+        f"to the {words}: {name}" for words in DISTANCES.values() for name in ("median", "99 %", "99.9 %", "largest")
+    ]
+    return table(["dtype", "quantity", "results", *columns], rows)
 
 
-def factor_table(record: CalibrationRecord) -> str:
-    """Quantiles of the factor that would have sufficed, where a budget is a multiple of noise."""
-    rows = []
-    for dtype in record.dtypes:
-        for words, quantity, distance in _honest_keys():
-            if (d := record.distribution("honest", dtype, quantity, distance, "factor")) is not None:
-                rows.append(
-                    [dtype, words, f"{d.num_values:,}", *_quantiles(d, (0.5, 0.99, 0.999)), number(d.outermost)]
-                )
-    return table(["dtype", "quantity", "results", "median", "99 %", "99.9 %", "largest"], rows)
+def _honest_quantiles(distribution: Distribution | None) -> list[str]:
+    if distribution is None:
+        return [NONE] * len(_HONEST)
+    return [number(distribution.quantile(share)) for share in _HONEST]
 
 
 def fault_table(record: CalibrationRecord) -> str:
@@ -126,13 +132,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table of cells that are safe already."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _honest_keys() -> Iterable[tuple[str, str, str]]:
-    yield _ANY, "any", "any"
-    for quantity in get_args(QuantityName):
-        for distance in DISTANCES:
-            yield f"{QUANTITIES[quantity]}, to the {DISTANCES[distance]}", quantity, distance
 
 
 def _quantiles(distribution: Distribution, shares: Sequence[float]) -> list[str]:

@@ -180,7 +180,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, old: str, new: str, mess
 
 def test_the_tables_hold_the_figures_and_escape_names() -> None:
     text = calibration_markdown.render(record())
-    assert "| float32 | any quantity | 2 | 0.200 | 0.400 | 0.400 | 0.400 |" in text
+    assert "| float32 | any quantity | 2 | 0.200 | 0.400 | 0.400 | 0.400 |  |  |  |  |" in text
     assert "| float32 | any quantity | 2 | 30.0 | 30.0 | 30.0 |" in text
     assert "| all | a run | 2 | 0 | 78 % |" in text
     assert "1 of 2" in text
