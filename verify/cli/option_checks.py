@@ -80,9 +80,7 @@ def check_files_of(role: str, names: Sequence[str]) -> None:
     for name in names:
         origin, colon, _ = name.rpartition(":")
         if colon and not origin:
-            raise ValueError(
-                f"{role} {name!r}: nothing in front of the colon; give module:NAME or file.py:NAME"
-            )
+            raise ValueError(f"{role} {name!r}: nothing in front of the colon; give module:NAME or file.py:NAME")
         if origin.endswith(".py") and not Path(origin).is_file():
             kind = "a folder" if Path(origin).is_dir() else "no such file"
             raise ValueError(f"{role} file {origin}: there is {kind}; give file.py:NAME")
