@@ -30,6 +30,11 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
+def rounded(value: float) -> float:
+    """Six significant digits: what is kept is read by people, in the thousands."""
+    return float(f"{value:.6g}")
+
+
 class Distribution(_Frozen):
     """Values on a log axis.
 
@@ -69,7 +74,7 @@ class Distribution(_Frozen):
             infinite=sum(v == math.inf for v in kept),
             bins=sorted(counts.items()),
             end=end,
-            exact=kept[:KEPT],
+            exact=[rounded(value) for value in kept[:KEPT]],
         )
 
     @classmethod
@@ -85,13 +90,13 @@ class Distribution(_Frozen):
             infinite=sum(part.infinite for part in parts),
             bins=sorted(counts.items()),
             end=end,
-            exact=sorted((v for part in parts for v in part.exact), reverse=end == "largest")[:KEPT],
+            exact=sorted((rounded(v) for part in parts for v in part.exact), reverse=end == "largest")[:KEPT],
         )
 
     def quantile(self, share: float) -> float:
         """The smallest value that at least this share of the values does not exceed.
 
-        Exact among the values that are kept; elsewhere the upper edge of a bin, at most 10 % above.
+        To six digits among the values that are kept; elsewhere the upper edge of a bin, at most 10 % above.
 
         >>> Distribution.of([0.1, 0.2, 0.4, 0.8], "largest").quantile(0.5)
         0.2

@@ -40,12 +40,16 @@ def calibration_json(record: CalibrationRecord) -> str:
     fields = []
     for name, value in plain.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in value)
+            entries = ",\n  ".join(_compact(entry) for entry in value)
             text = f"[\n  {entries}\n ]"
         else:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text = _compact(value)
         fields.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def read_calibration(path: Path) -> CalibrationRecord:

@@ -17,7 +17,8 @@ from reports.calibration import BINS_PER_DECADE, KEPT, CalibrationRecord, Distri
 from reports.calibration_store import read_calibration, write_calibration
 from reports.record import Environment, ModelRecord
 
-ratios = st.lists(st.floats(0, 1e9) | st.just(math.inf), max_size=120)
+ratios = st.lists(st.floats(0, 1e9).map(lambda v: float(f"{v:.6g}")) | st.just(math.inf), max_size=120)
+"""Of six digits, as they are kept."""
 ENDS = ("largest", "smallest")
 
 

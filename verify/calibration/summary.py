@@ -19,6 +19,7 @@ from reports.calibration import (
     Series,
     SubjectTally,
     TailRecord,
+    rounded,
 )
 from reports.record import DtypeName, Environment, VerdictName
 from verify.calibration.batch import PACKED_PER_BATCH, RUN_SIZES
@@ -91,7 +92,7 @@ class _Totals:
             kept.append(extreme)
             kept.sort(key=lambda e: (e.ratio if is_fault else -e.ratio, e.batch, e.case, e.subject))
             del kept[_EXTREMES_KEPT:]
-        self.largest[batch.dtype].append(batch.largest_honest)
+        self.largest[batch.dtype].append(rounded(batch.largest_honest))
         size = batch.dtype, batch.num_cases
         self.sizes[size].append(bool(_alarms(batch.results_by_verdict["honest"])))
         self.largest_of_size[size] = max(self.largest_of_size[size], batch.largest_honest)
