@@ -18,6 +18,10 @@ _INK, _LINE = "#222222", "#dddddd"
 _COLOURS: dict[PopulationName, str] = {"honest": "#2a78b5", "fault": "#c4572e"}
 _WORDS: dict[PopulationName, str] = {"honest": "honest subjects", "fault": "planted faults"}
 _BINS_PER_BAR = 5
+_BAR = _BINS_PER_BAR / BINS_PER_DECADE
+"""Width of a bar, in decades."""
+_BEYOND = 0.4
+"""Where results stand that are not finite, in decades beyond the last one."""
 _WIDTH_INCHES, _PANEL_INCHES, _EDGES_INCHES = 9.0, 1.5, 0.9
 
 
@@ -47,6 +51,7 @@ def draw(record: CalibrationRecord) -> str:
                     _bars(axes, distribution, population, high)
                     titles.append(_title(distribution, population))
             axes.set_title("; ".join(titles), loc="left", fontsize=9, color=_INK)
+        panels[0].legend(loc="upper right", frameon=False, labelcolor=_INK)
         panels[-1].set_xlabel("measured / budget, of each result the largest", color=_INK)
         document = io.StringIO()
         # Without metadata: its date would change.
@@ -66,9 +71,11 @@ def _decades(record: CalibrationRecord) -> tuple[int, int]:
 
 
 def _frame(axes: Axes, low: int, high: int) -> None:
-    axes.set_xlim(low, high + 0.5)
+    axes.set_xlim(low, high + 1)
     step = max(1, math.ceil((high - low) / 12))
-    axes.set_xticks(range(low, high + 1, step), [f"1e{d}" if d else "1" for d in range(low, high + 1, step)])
+    decades = range(math.ceil(low / step) * step, high, step)
+    labels = [f"1e{decade}" if decade else "1" for decade in decades]
+    axes.set_xticks([*decades, high + _BEYOND + _BAR / 2], [*labels, "not finite"])
     axes.tick_params(length=0, colors=_INK)
     axes.set_yticks([])
     axes.spines[["left", "right", "top"]].set_visible(False)
@@ -81,18 +88,17 @@ def _frame(axes: Axes, low: int, high: int) -> None:
 
 def _bars(axes: Axes, distribution: Distribution, population: PopulationName, high: int) -> None:
     """Bars of a fifth of a decade; what is not finite stands beyond the last decade, zeros are left out."""
-    width = _BINS_PER_BAR / BINS_PER_DECADE
     heights: dict[float, int] = {}
     for number_of_bin, count in distribution.bins:
-        left = number_of_bin // _BINS_PER_BAR * width
+        left = number_of_bin // _BINS_PER_BAR * _BAR
         heights[left] = heights.get(left, 0) + count
     if distribution.infinite:
-        heights[high + 0.15] = distribution.infinite
+        heights[high + _BEYOND] = distribution.infinite
     places: Sequence[float] = sorted(heights)
     axes.bar(
         places,
         [heights[place] / distribution.num_values for place in places],
-        width=width,
+        width=_BAR,
         align="edge",
         color=_COLOURS[population],
         alpha=0.75,

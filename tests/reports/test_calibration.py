@@ -190,7 +190,9 @@ def test_the_tables_hold_the_figures_and_escape_names() -> None:
 
 def bars(svg: str, colour: str) -> list[float]:
     """Left edges of the bars of one colour, in the units of the picture."""
-    paths = [e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("path")]
+    root = ElementTree.fromstring(svg)
+    legend = {e for group in root.iter() if group.get("id") == "legend_1" for e in group.iter()}
+    paths = [e for e in root.iter() if e.tag.endswith("path") and e not in legend]
     return [float(e.attrib["d"].split()[1]) for e in paths if f"fill: {colour}" in e.attrib.get("style", "")]
 
 
