@@ -145,7 +145,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         variations=_variations(options, large),
         seed=options.seed,
     )
-    plantings = choose_plantings(request, vocab_size=vocab_size, is_tiny=options.is_tiny)
+    num_layers = options.layers or int(config.num_hidden_layers)
+    plantings = choose_plantings(request, vocab_size=vocab_size, num_layers=num_layers, is_tiny=options.is_tiny)
     return PreparedCheck(request=request, plantings=plantings, options=options, loaded=loaded, large=large)
 
 

@@ -52,8 +52,8 @@ _OPTIONS = (
         ),
     ),
     _Option(
-        "faults beyond the first layer",
-        ("only-first-layer-has-gradient",),
+        "faults of some layers and not others",
+        ("only-first-layer-has-gradient", "first-layer-without-gradient"),
         lambda request, config: "the model has one layer" if config.num_hidden_layers == 1 else "",
     ),
 )

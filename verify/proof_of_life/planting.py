@@ -59,12 +59,13 @@ class Plantings:
         return tuple(planting.subject for planting in self.chosen)
 
 
-def choose_plantings(request: GateRequest, *, vocab_size: int, is_tiny: bool) -> Plantings:
+def choose_plantings(request: GateRequest, *, vocab_size: int, num_layers: int, is_tiny: bool) -> Plantings:
     """Choose what to plant: on a tiny model all that some case shows, elsewhere as many as cost a fifth of the run.
 
     Args:
         request: The run without planted faults.
         vocab_size: Width of the logits.
+        num_layers: Decoder layers of the model, after a cut.
         is_tiny: Passes cost next to nothing.
 
     Returns:
@@ -76,7 +77,7 @@ def choose_plantings(request: GateRequest, *, vocab_size: int, is_tiny: bool) ->
     left_out: dict[str, str] = {}
     for probe in PROBES:
         cases = biting_cases(probe.mutation, request.cases, at_most=1)
-        if not cases:
+        if not cases or num_layers < probe.min_layers:
             continue
         (case,) = cases
         slots = _packed_slots(case)

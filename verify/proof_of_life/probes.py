@@ -18,11 +18,13 @@ class Probe:
         seen_in: The least that must be computed to see it: the forward passes, or the gradients as well.
         may_hide: Where rounding may be as large as the fault: there a survivor is a blind spot, and not a sign that the
             run is blind. "in bfloat16", or "beyond tiny" in bfloat16 and in any dtype of a model that is not tiny.
+        min_layers: Decoder layers that a model needs to show it.
     """
 
     fault: str
     seen_in: Literal["forward", "gradients"] = "forward"
     may_hide: Literal["nowhere", "in bfloat16", "beyond tiny"] = "nowhere"
+    min_layers: int = 1
 
     def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
         """Whether rounding may be as large as the fault."""
@@ -47,7 +49,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("mean-instead-of-sum", seen_in="gradients", may_hide="in bfloat16"),
     Probe("preference-reversed", seen_in="gradients"),
     Probe("sum-over-groups", seen_in="gradients"),
-    Probe("first-layer-without-gradient", seen_in="gradients"),
+    Probe("first-layer-without-gradient", seen_in="gradients", min_layers=2),
     Probe("third-tree-sees-second"),
     Probe("logits-in-bfloat16-forward", may_hide="beyond tiny"),
     Probe("one-gradient-off-by-a-thousandth", seen_in="gradients", may_hide="beyond tiny"),

@@ -57,7 +57,7 @@ def run_with_faults(policy: Policy) -> Callable[..., tuple[GateRequest, GateOutc
             **changes,
         }
         request = GateRequest(**settings)
-        plantings = change(choose_plantings(request, vocab_size=257, is_tiny=True))
+        plantings = change(choose_plantings(request, vocab_size=257, num_layers=2, is_tiny=True))
         planted = replace(request, subjects=(*request.subjects, *plantings.subjects))
         return request, run_gate(planted, lambda done, total, text: None), plantings
 

@@ -40,7 +40,7 @@ def test_every_stage_of_the_packed_step_has_a_probe_and_none_has_two_names() -> 
 
 
 def test_on_the_default_cases_every_probe_is_planted_on_the_smallest_case_that_shows_it(request_: GateRequest) -> None:
-    plantings = choose_plantings(request_, vocab_size=257, is_tiny=True)
+    plantings = choose_plantings(request_, vocab_size=257, num_layers=2, is_tiny=True)
     assert [planting.probe for planting in plantings.chosen] == list(PROBES)
     assert plantings.left_out == {}
     for planting in plantings.chosen:
@@ -51,22 +51,35 @@ def test_on_the_default_cases_every_probe_is_planted_on_the_smallest_case_that_s
 
 
 def test_gradients_are_computed_only_where_nothing_else_would_show_the_fault(request_: GateRequest) -> None:
-    for planting in choose_plantings(request_, vocab_size=257, is_tiny=True).chosen:
+    for planting in choose_plantings(request_, vocab_size=257, num_layers=2, is_tiny=True).chosen:
         wanted = planting.probe.seen_in == "gradients"
         assert planting.subject.supports_gradients(None).supported is wanted
 
 
 def test_a_fault_that_no_case_can_show_is_not_planted(request_: GateRequest) -> None:
     one_pair = replace(request_, cases=tuple(case for case in CASES if case.name == "balanced"))
-    names = {planting.probe.fault for planting in choose_plantings(one_pair, vocab_size=257, is_tiny=True).chosen}
+    names = {
+        planting.probe.fault
+        for planting in choose_plantings(one_pair, vocab_size=257, num_layers=2, is_tiny=True).chosen
+    }
     assert {probe.fault for probe in PROBES} - names == {
         "trees-not-isolated", "positions-in-bfloat16", "sum-over-groups", "third-tree-sees-second",
     }  # fmt: skip
 
 
+def test_a_fault_between_layers_is_not_planted_in_a_model_of_one(request_: GateRequest) -> None:
+    names = {
+        layers: {
+            p.probe.fault for p in choose_plantings(request_, vocab_size=257, num_layers=layers, is_tiny=True).chosen
+        }
+        for layers in (1, 2)
+    }
+    assert names[2] - names[1] == {"first-layer-without-gradient"}
+
+
 def test_a_planted_fault_is_no_namesake_of_a_fault_that_was_asked_for(request_: GateRequest) -> None:
     asked = replace(request_, subjects=tuple(select_subject(f"fault:{probe.fault}") for probe in PROBES))
-    planted = choose_plantings(asked, vocab_size=257, is_tiny=True).subjects
+    planted = choose_plantings(asked, vocab_size=257, num_layers=2, is_tiny=True).subjects
     assert len({subject.name for subject in (*asked.subjects, *planted)}) == 2 * len(PROBES)
 
 
@@ -78,7 +91,7 @@ def test_on_a_large_model_planted_faults_add_at_most_a_fifth(
     (case,) = synthetic_cases(151_936, seed=0)
     subjects = tuple(select_subject(name) for name in ("dense-sdpa", "split"))[:num_subjects]
     run = replace(request_, cases=(case,), subjects=subjects, dtypes=dtypes, variations=("eager", "padded-left"))
-    plantings = choose_plantings(run, vocab_size=151_936, is_tiny=False)
+    plantings = choose_plantings(run, vocab_size=151_936, num_layers=2, is_tiny=False)
     assert plantings.chosen[0].probe is PROBES[0]
     # Passes counted by hand: the oracle's three count twice, since they are in float64, and once for all dtypes.
     unpacked, packed = case.pairwise_slots, packed_slots(case)
@@ -91,7 +104,7 @@ def test_on_a_large_model_planted_faults_add_at_most_a_fifth(
 
 
 def test_where_logits_would_not_fit_nothing_is_planted_and_the_notes_say_why(request_: GateRequest) -> None:
-    plantings = choose_plantings(request_, vocab_size=10**9, is_tiny=False)
+    plantings = choose_plantings(request_, vocab_size=10**9, num_layers=2, is_tiny=False)
     assert plantings.chosen == ()
     assert set(plantings.left_out) == {probe.fault for probe in PROBES}
     notes = notes_of(plantings)
