@@ -54,8 +54,9 @@ def supervised(run: Callable[[], int]) -> int:
         os.close(receiver)
         status = run()
         sys.stdout.flush()
+        sys.stderr.flush()
         os.write(sender, bytes([status]))
-        sys.exit(status)
+        os._exit(status)  # what lies above this call is the parent's to do
     os.close(sender)
     with _signals_for(child):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)

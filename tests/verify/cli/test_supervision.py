@@ -107,3 +107,19 @@ def test_a_subject_that_ends_the_process_is_no_pass(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("packparity: nothing was proven: EndedEarlyError: the process of the run ended with")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_lies_above_the_call_runs_once() -> None:
+    script = """
+import sys
+from verify.cli.supervision import supervised
+try:
+    status = supervised(lambda: 1)
+finally:
+    print("done")
+sys.exit(status)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=15
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "done\n", "")
