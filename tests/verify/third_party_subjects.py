@@ -209,13 +209,15 @@ class Bfloat16LogSoftmax(ByHand):
 
 
 class NanAtOneToken(ByHand):
-    """The third token of the rejected response of the last group is NaN."""
+    """The third token of the rejected response of the last group is NaN, or its last if it has fewer."""
 
     name = "nan-at-one-token"
 
     def per_token_logps(self, model, groups):
         *others, last = super().per_token_logps(model, groups)
-        return [*others, last + torch.tensor([0.0, 0.0, float("nan")] + [0.0] * (len(last) - 3))]
+        bad = torch.zeros(len(last))
+        bad[min(2, len(last) - 1)] = float("nan")
+        return [*others, last + bad]
 
 
 class _OneGradientTimes(ByHand):
