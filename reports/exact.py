@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reports.record import NOT_A_PASS, VERDICTS, DtypeName, ExactCheckRecord, Record, VerdictName
+from reports.record import NOT_A_PASS, VERDICTS, DtypeName, ExactCheckRecord, Record, SubjectSummary, VerdictName
 from reports.words import NO_REASON, NONE, count, plural
 
 
@@ -71,6 +71,24 @@ def exact_groups(record: Record) -> tuple[ExactGroup, ...]:
         ExactGroup(*key, cases=tuple(sorted(cases, key=lambda case: order.index(case.verdict))))
         for key, cases in groups.items()
     )
+
+
+def inexact_reasons(record: Record, summary: SubjectSummary) -> list[str]:
+    """The reasons of a summary but those that repeat an exact check, which is shown in its own group.
+
+    Args:
+        record: The record.
+        summary: One of its summaries.
+
+    Returns:
+        Reasons in their order; none where only exact checks failed.
+    """
+    of_checks = {
+        f"exact check {check.check} on case {check.case} is {check.verdict}: {check.reason}"
+        for check in record.exact_checks
+        if (check.subject, check.dtype) == (summary.subject, summary.dtype)
+    }
+    return [reason for reason in summary.reasons if reason not in of_checks]
 
 
 def exact_names(record: Record) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from reports.breakable import Breakable
 from reports.detection import missed, proof_lines
 from reports.diagnosis import diagnosis_facts, diagnosis_title
-from reports.exact import ExactGroup, exact_groups, exact_line
+from reports.exact import ExactGroup, exact_groups, exact_line, inexact_reasons
 from reports.overview import (
     FAMILIES,
     Ratio,
@@ -71,9 +71,9 @@ def render(record: Record) -> RenderableType:
     if rows:
         parts += [_verdict_table(rows), _headroom_table(rows)]
     for row in rows:
-        if row.summary.verdict not in ("PASS", "NOT_APPLICABLE") and row.summary.reasons:
+        if row.summary.verdict not in ("PASS", "NOT_APPLICABLE") and (reasons := inexact_reasons(record, row.summary)):
             parts.append(_labelled(row.summary.verdict, f"{row.summary.subject}, {row.summary.dtype}, all cases"))
-            parts.append(_indented(row.summary.reasons))
+            parts.append(_indented(reasons))
     for result in needs_attention(record):
         parts += _attention(result)
     for diagnosis in record.diagnoses:

@@ -96,6 +96,23 @@ def test_what_nothing_caught_and_what_is_probably_wrong_are_shown(record: Record
     assert "neighbour-predicts, predictors, float32, on balanced: the slot before predicts" in text
 
 
+def test_the_reason_of_an_exact_check_is_printed_once(record: Record) -> None:
+    (name,) = {check.subject for check in record.exact_checks if check.verdict == "FAIL"}
+    said = [
+        f"exact check {check.check} on case {check.case} is FAIL: {check.reason}"
+        for check in record.exact_checks
+        if check.verdict == "FAIL"
+    ]
+    fails = {"verdict": "FAIL", "reasons": [*said, "the packed path did not run"]}
+    summaries = [
+        summary.model_copy(update=fails) if (summary.subject, summary.dtype) == (name, "float32") else summary
+        for summary in record.summaries
+    ]
+    text = printed(record.model_copy(update={"summaries": summaries}), 250)
+    assert text.count("rejected, token 4 moved by 1.5e-3") == 1
+    assert "the packed path did not run" in text
+
+
 def test_slots_and_ratios_stand_in_the_tables(passing_record: Record) -> None:
     text = printed(passing_record, 80)
     assert re.search(r" 378/ *\n.* 546 *\n", text)
