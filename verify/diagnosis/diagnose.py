@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case
+from verify.checks.check import Finding
 from verify.comparison import StructureError
 from verify.diagnosis.cases import diagnostic_case, richest_first
 from verify.diagnosis.differences import Differences
@@ -21,6 +22,7 @@ from verify.diagnosis.patterns.pattern import Pattern
 from verify.diagnosis.signature import nearest, signature_of
 from verify.diagnosis.stages.attribution import suspects_from_evidence
 from verify.diagnosis.stages.evidence import Evidence
+from verify.diagnosis.stages.exact_checks import exact_check_suspects
 from verify.diagnosis.stages.suspect import Suspect, rank
 from verify.diagnosis.study import CaseStudy, Workbench
 from verify.diagnosis.tokens import describe
@@ -89,13 +91,19 @@ class Diagnostician:
         return self._studies[case.name]
 
     def diagnose(
-        self, subject: Subject, failing: Sequence[Case], *, without: frozenset[str] = frozenset()
+        self,
+        subject: Subject,
+        failing: Sequence[Case],
+        *,
+        findings: Sequence[Finding] = (),
+        without: frozenset[str] = frozenset(),
     ) -> Diagnosis:
         """Run a subject again and find out what is wrong with it.
 
         Args:
             subject: The subject that failed.
             failing: Cases of this model on which it did; may be empty, when only the diagnostic case is tried.
+            findings: What exact checks found about it.
             without: Names of planted faults to leave out of the search.
 
         Returns:
@@ -110,7 +118,7 @@ class Diagnostician:
                 if not support.supported:
                     notes.append(f"not run on case {case.name}: {support.reason}")
                     continue
-                found = self._on_case(subject, case, without)
+                found = self._on_case(subject, case, findings, without)
             except WeightsChangedError as error:
                 self.bench.rebuild()
                 self._studies.clear()
@@ -123,7 +131,9 @@ class Diagnostician:
             notes.append(f"no value differs on case {case.name}")
         return Diagnosis(notes=tuple(notes))
 
-    def _on_case(self, subject: Subject, case: Case, without: frozenset[str]) -> Diagnosis | None:
+    def _on_case(
+        self, subject: Subject, case: Case, findings: Sequence[Finding], without: frozenset[str]
+    ) -> Diagnosis | None:
         study = self.study(case)
         actual, flow = self.bench.observe_with_flow(subject, case)
         differences = study.differences(actual)
@@ -131,10 +141,15 @@ class Diagnostician:
             return None
         evidence, notes = gather(study, subject, actual, flow, differences)
         near = _nearest(study, evidence, without)
+        decoder_agrees = bool(evidence.hidden) and first_differing(evidence.hidden) is None
+        pointed_to = (
+            *suspects_from_evidence(evidence),
+            *exact_check_suspects(findings, parity_holds=False, decoder_agrees=decoder_agrees),
+        )
         return Diagnosis(
             case=case.name,
             patterns=_patterns(differences),
-            suspects=rank(suspects_from_evidence(evidence), [(n.fault.name, n.fault.stage, n.distance) for n in near]),
+            suspects=rank(pointed_to, [(n.fault.name, n.fault.stage, n.distance) for n in near]),
             nearest=tuple(near[:_NEAREST_SHOWN]),
             first_layer=_first_layer(evidence),
             odd_one_out=self._odd_one_out(study, subject, actual),

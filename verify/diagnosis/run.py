@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
 from verify.cases import Case, tiny_cases
+from verify.checks.check import Finding
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.patterns.over_cases import case_patterns
+from verify.diagnosis.stages.exact_checks import describe_finding, exact_check_suspects
+from verify.diagnosis.stages.suspect import rank
 from verify.diagnosis.study import Workbench
 from verify.faults.catalogue import FAULTS
 from verify.faults.fault import Fault
@@ -26,6 +29,7 @@ _MOST_EXACT_FIRST = ("float64", "float32", "bfloat16")
 _LARGEST_VOCABULARY = 8192
 _OTHER_TINY_CASES = ("long-prompt", "length-128", "length-129", "special-ids-inside")
 """What the diagnostic case cannot have: positions beyond 256, branches on a block boundary, ids that recur."""
+_EXACT_ALONE = "no value compared is beyond its budget: this is what the exact checks prove, on cases of their own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +42,13 @@ class Diagnoses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """A subject and its failing and passing results in the most exact dtype in which it fails."""
+    """A subject, its results and the exact checks that failed in the most exact dtype in which it fails."""
 
     subject: Subject
     dtype: str
     failing: tuple[Result, ...]
     passing: tuple[Result, ...]
+    findings: tuple[Finding, ...]
     other_dtypes: tuple[str, ...]
 
 
@@ -54,6 +59,7 @@ def diagnose_failures(
     *,
     large: bool,
     reproductions: Mapping[tuple[str, str], str],
+    findings: Sequence[Finding] = (),
     faults: tuple[Fault, ...] = FAULTS,
 ) -> Diagnoses:
     """Diagnose every subject that failed, up to a number.
@@ -64,14 +70,16 @@ def diagnose_failures(
         progress: Called before each diagnosis.
         large: The model is large; subjects are then run again on the tiny one.
         reproductions: Folder of the shrunk reproduction by subject and dtype.
+        findings: What its exact checks found. A subject that fails by them alone is not run again.
         faults: The catalogue that is planted.
 
     Returns:
         The diagnoses; nothing where nothing failed.
     """
-    failures = [failure for subject in request.subjects if (failure := _failure(subject, results)) is not None]
+    failures = [f for subject in request.subjects if (f := _failure(subject, results, findings)) is not None]
     if not failures:
         return Diagnoses()
+    failures.sort(key=lambda failure: not failure.failing)  # what fails by exact checks alone needs least to be said
     own_model = not large and vocabulary_size(request.model) <= _LARGEST_VOCABULARY
     benches: dict[str, Diagnostician] = {}
     records = []
@@ -89,9 +97,11 @@ def diagnose_failures(
     return Diagnoses(records=tuple(records), notes=notes)
 
 
-def _failure(subject: Subject, results: Sequence[Result]) -> _Failure | None:
+def _failure(subject: Subject, results: Sequence[Result], findings: Sequence[Finding]) -> _Failure | None:
     own = [result for result in results if result.subject == subject.name]
-    dtypes = [d for d in _MOST_EXACT_FIRST if any(r.dtype == d and r.verdict is Verdict.FAIL for r in own)]
+    failed = [f for f in findings if f.subject == subject.name and f.verdict is Verdict.FAIL]
+    failing_in = {result.dtype for result in own if result.verdict is Verdict.FAIL} | {f.dtype for f in failed}
+    dtypes = [dtype for dtype in _MOST_EXACT_FIRST if dtype in failing_in]
     if not dtypes:
         return None
     of_dtype = [result for result in own if result.dtype == dtypes[0]]
@@ -100,6 +110,7 @@ def _failure(subject: Subject, results: Sequence[Result]) -> _Failure | None:
         dtype=dtypes[0],
         failing=tuple(result for result in of_dtype if result.verdict is Verdict.FAIL),
         passing=tuple(result for result in of_dtype if result.verdict is Verdict.PASS),
+        findings=tuple(finding for finding in failed if finding.dtype == dtypes[0]),
         other_dtypes=tuple(dtypes[1:]),
     )
 
@@ -112,6 +123,9 @@ def _diagnose(
     faults: tuple[Fault, ...],
 ) -> tuple[Diagnosis, str]:
     """The diagnosis and the dtype it was made in: float32 where only bfloat16 failed, if it fails there too."""
+    if not failure.failing:
+        suspects = rank(exact_check_suspects(failure.findings, parity_holds=True), [])
+        return Diagnosis(case=failure.findings[0].case, suspects=suspects, notes=(_EXACT_ALONE,)), failure.dtype
     model = request.model if own_model else ModelRequest(
         name="tiny", device=request.model.device, seed=request.seed, lora=LoraSpec(strength=0.3)
     )  # fmt: skip
@@ -130,12 +144,13 @@ def _diagnose(
             )
             benches[dtype] = Diagnostician(bench)
         try:
-            found = benches[dtype].diagnose(failure.subject, cases)
+            found = benches[dtype].diagnose(failure.subject, cases, findings=failure.findings)
         except Exception as error:  # the verdict stands without a diagnosis and must not be lost with it
             found = Diagnosis(notes=(f"the diagnosis itself failed: {type(error).__name__}: {error}",))
         if found.case:
             return found, dtype
-    return found, failure.dtype
+    suspects = rank(exact_check_suspects(failure.findings, parity_holds=False), [])
+    return replace(found, suspects=suspects), failure.dtype
 
 
 def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:
@@ -155,7 +170,7 @@ def _record(
         [by_name[result.case] for result in failure.failing], [by_name[result.case] for result in failure.passing]
     )
     notes = list(found.notes)
-    if not own_model:
+    if not own_model and failure.failing:
         notes.insert(0, "the subject was run again on the tiny model: nothing was planted in the model of the run")
     if dtype != failure.dtype:
         notes.insert(0, f"diagnosed in {dtype}, where it fails too")
@@ -167,7 +182,7 @@ def _record(
         subject=failure.subject.name,
         dtype=cast(DtypeName, failure.dtype),
         case=found.case or failure.failing[0].case,
-        worst=_worst(failure.failing),
+        worst=_worst(failure),
         patterns=[pattern.sentence for pattern in (*found.patterns, *over_cases)],
         stages=[StageRecord(stage=s.stage, distance=s.distance, because=s.because) for s in found.suspects],
         nearest=[
@@ -181,16 +196,18 @@ def _record(
     )
 
 
-def _worst(failing: Sequence[Result]) -> str:
-    """The place that is furthest beyond its budget, over all failing cases."""
+def _worst(failure: _Failure) -> str:
+    """The place that is furthest beyond its budget, over all failing cases; else that of an exact check."""
+    if not failure.failing:
+        return describe_finding(max(failure.findings, key=lambda finding: finding.ratio))
     judged = [
         (judgement, result.case)
-        for result in failing
+        for result in failure.failing
         for judgement in result.judgements
         if judgement.verdict is Verdict.FAIL and judgement.worst
     ]
     if not judged:
-        return f"case {failing[0].case}: {'; '.join(failing[0].reasons)}"
+        return f"case {failure.failing[0].case}: {'; '.join(failure.failing[0].reasons)}"
     judgement, case = max(judged, key=lambda item: item[0].ratio)
     place = judgement.worst[0]
     return (

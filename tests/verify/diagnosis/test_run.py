@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from verify.cases import Case
+from verify.checks.check import Finding
 from verify.diagnosis import run
 from verify.diagnosis.run import Diagnoses, diagnose_failures
 from verify.faults.fault import Fault
@@ -55,13 +56,16 @@ def diagnose(
 ) -> Diagnose:
     """Diagnose the subjects named, from the results of the one run, or of those given."""
 
-    def run_it(*names: str, instead: Sequence[Result] = (), large: bool = False) -> Diagnoses:
+    def run_it(
+        *names: str, instead: Sequence[Result] = (), findings: Sequence[Finding] = (), large: bool = False
+    ) -> Diagnoses:
         return diagnose_failures(
             request_for([third_party(name) for name in names]),
             instead or results,
             lambda done, total, text: None,
             large=large,
             reproductions={("causal-mask-only", "float32"): "reproductions/0"},
+            findings=findings,
             faults=few_faults,
         )
 
@@ -127,3 +131,34 @@ def test_a_subject_that_does_not_fail_again_keeps_what_the_gate_saw(
     assert record.stages == []
     assert record.worst.startswith("case two-pairs")
     assert record.notes[-1].startswith("the subject did not fail again")
+
+
+POSITIONS = Finding(
+    check="absolute-positions",
+    subject="by-hand",
+    dtype="float32",
+    case="distinct-tokens",
+    verdict=Verdict.FAIL,
+    reason="group 0, chosen, token 1: -3, unpacked -2",
+    num_compared=9,
+    num_differing=2,
+    ratio=4.0,
+)
+
+
+def test_a_subject_that_fails_by_exact_checks_alone_is_diagnosed_by_them(diagnose: Diagnose) -> None:
+    (record,) = diagnose("ByHand", findings=[POSITIONS, replace(POSITIONS, subject="another")]).records
+    assert (record.subject, record.dtype, record.case) == ("by-hand", "float32", "distinct-tokens")
+    assert [(stage.stage, stage.because) for stage in record.stages] == [("positions", record.worst)]
+    assert record.worst == (
+        "exact check absolute-positions on case distinct-tokens: group 0, chosen, token 1: -3, unpacked -2"
+    )
+    assert record.notes == [
+        "no value compared is beyond its budget: this is what the exact checks prove, on cases of their own"
+    ]
+    assert diagnose("ByHand", findings=[replace(POSITIONS, verdict=Verdict.ERROR)]) == Diagnoses()
+
+
+def test_what_fails_by_values_is_diagnosed_before_what_fails_by_exact_checks_alone(diagnose: Diagnose) -> None:
+    found = diagnose("ByHand", "CausalMaskOnly", findings=[POSITIONS]).records
+    assert [record.subject for record in found] == ["causal-mask-only", "by-hand"]

@@ -6,4 +6,5 @@
 - rewards: supervision, reduction or objective, by the tokens' weights in the gradient, and by value: ``sums``
 - loss: objective or accumulation, by the groups' weights in the gradient: ``losses``
 - gradients only: objective where weights of responses explain them, else where the backward pass differs: ``backward``
+- exact checks that failed, with or without any of these: ``exact_checks``
 """

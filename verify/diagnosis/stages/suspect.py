@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verify.faults.stages import STAGES, StageName
 
@@ -26,7 +26,8 @@ def rank(from_evidence: Sequence[Suspect], nearest: Sequence[tuple[str, StageNam
     """Stages by evidence and by the nearest faults of the catalogue, nearest first.
 
     A fault of the same signature has its own distance and comes before everything else. Any other fault comes after
-    the evidence: half a unit, and half its distance.
+    the evidence: half a unit, and half its distance. Distances are kept to two decimals, since what is nearer than
+    that cannot be told apart; of the same distance, what evidence points to comes first, then what is computed first.
 
     Args:
         from_evidence: Suspects that the evidence points to.
@@ -48,9 +49,8 @@ def rank(from_evidence: Sequence[Suspect], nearest: Sequence[tuple[str, StageNam
             _keep_nearer(
                 best, Suspect(stage, 0.5 + distance / 2, f"the planted fault {name} is at distance {distance:.2f}")
             )
-    return tuple(
-        sorted(best.values(), key=lambda s: (round(s.distance, 2), s.stage not in pointed_to, STAGES.index(s.stage)))
-    )
+    rounded = [replace(suspect, distance=round(suspect.distance, 2)) for suspect in best.values()]
+    return tuple(sorted(rounded, key=lambda s: (s.distance, s.stage not in pointed_to, STAGES.index(s.stage))))
 
 
 def _keep_nearer(best: dict[StageName, Suspect], suspect: Suspect) -> None:

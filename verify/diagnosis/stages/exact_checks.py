@@ -1,0 +1,120 @@
+"""Suspects by what the exact checks prove, also where every value is within its budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verify.checks.check import ExactCheckName, Finding
+from verify.diagnosis.stages.suspect import INFERRED, POSSIBLE, Suspect
+from verify.faults.stages import StageName
+from verify.verdict import Verdict
+
+_VISIBILITY: tuple[ExactCheckName, ...] = ("branch-isolation", "group-isolation", "causality", "reach")
+_ROW_MAP: tuple[tuple[str, StageName], ...] = (
+    ("tokens enter its sum", "supervision"),
+    ("of its path is id", "layout"),
+    ("is at position", "positions"),
+    ("attend", "mask"),
+)
+"""What a reason of row-map says, and the stage that it names."""
+_TAKEN_AND_PREDICTED = re.compile(
+    r"taken from slot (\d+) and predicted from slot \d+; on its path these are (\d+) and \d+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What else is known about the subject.
+
+    Args:
+        parity_holds: Every value is within its budget.
+        decoder_agrees: Hidden states were measured, and all are right.
+        steady: The same call twice gives the same.
+        isolated: No check of visibility failed.
+    """
+
+    parity_holds: bool
+    decoder_agrees: bool
+    steady: bool
+    isolated: bool
+
+
+def exact_check_suspects(
+    findings: Sequence[Finding], *, parity_holds: bool, decoder_agrees: bool = False
+) -> tuple[Suspect, ...]:
+    """Stages that failed exact checks point to.
+
+    Checks of visibility and of the row map look at one stage, whatever else is wrong. The others compare results, which
+    a fault of any stage changes: they tell something only where values agree, tokens are isolated and calls repeat.
+
+    Args:
+        findings: Of one subject in one dtype; those that are not FAIL are passed over.
+        parity_holds: Every value of the subject is within its budget.
+        decoder_agrees: Hidden states were measured, and all are right: then a forbidden dependence comes from behind.
+
+    Returns:
+        Suspects with the check and its place, nearest first.
+    """
+    # Reach names both tokens, so that its words come first.
+    failed = sorted((f for f in findings if f.verdict is Verdict.FAIL), key=lambda finding: finding.check != "reach")
+    names = {finding.check for finding in failed}
+    context = _Context(
+        parity_holds=parity_holds,
+        decoder_agrees=decoder_agrees,
+        steady="repeat" not in names,
+        isolated=names.isdisjoint(_VISIBILITY),
+    )
+    suspects = [
+        Suspect(stage, distance, describe_finding(finding))
+        for finding in failed
+        for stage, distance in _stages(finding, context)
+    ]
+    return tuple(sorted(suspects, key=lambda suspect: suspect.distance))
+
+
+def describe_finding(finding: Finding) -> str:
+    """The check and its place, e.g. "exact check reach on case distinct-tokens: group 0, ...".
+
+    Args:
+        finding: One that is not a PASS.
+    """
+    return f"exact check {finding.check} on case {finding.case}: {finding.reason}"
+
+
+def _stages(finding: Finding, context: _Context) -> list[tuple[StageName, float]]:
+    where_parity_holds = INFERRED if context.parity_holds else POSSIBLE
+    by_results = where_parity_holds if context.steady and context.isolated else POSSIBLE
+    if not finding.num_compared:  # a value that is not finite: nothing could be held against anything
+        return [("token_logps", where_parity_holds)]
+    match finding.check:
+        case "reach":
+            return [("mask", POSSIBLE if context.decoder_agrees else INFERRED), ("activations", POSSIBLE)]
+        case "branch-isolation" | "group-isolation" | "causality":
+            # They compare calls: of a subject that does not repeat they prove nothing.
+            certain = context.steady and not context.decoder_agrees
+            return [("mask", INFERRED if certain else POSSIBLE), ("activations", POSSIBLE)]
+        case "row-map":
+            return [(_row_map_stage(finding.reason), INFERRED)]
+        case "absolute-positions":
+            return [("positions", by_results)]
+        case "permutation":
+            return [("token_logps", by_results)]
+        case "repeat":
+            return [("token_logps", where_parity_holds)]
+        case "normalisation":
+            return [("accumulation", by_results)]
+        case "own-objective":
+            reduction = POSSIBLE if finding.reason.startswith("the loss") else where_parity_holds
+            return [("objective", where_parity_holds), ("reduction", reduction)]
+
+
+def _row_map_stage(reason: str) -> StageName:
+    if slots := _TAKEN_AND_PREDICTED.search(reason):
+        taken, expected = slots.groups()
+        return "predictors" if taken == expected else "supervision"
+    for words, stage in _ROW_MAP:
+        if words in reason:
+            return stage
+    raise ValueError(f"row-map gives a reason that names no stage: {reason!r}")
