@@ -99,5 +99,7 @@ def _wrong_usage(error: Exception) -> str:
 
 
 def _say(message: str) -> None:
+    """One line that a terminal shows as it is: what a message quotes may hold control characters."""
     one_line = " ".join(line.strip() for line in message.splitlines() if line.strip())
-    print(f"packparity: {one_line}", file=sys.stderr)  # noqa: T201
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one_line)
+    print(f"packparity: {printable}", file=sys.stderr)  # noqa: T201
