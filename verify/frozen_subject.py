@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
-from verify.cases import Case
+from verify.handed_out import on_copies
+from verify.names import unfit_name
 from verify.option_names import BUILT_IN_SUBJECT_NAMES
-from verify.subject import OPTIONAL_METHODS, Subject, SubjectError, Support, bounded, layout_of, said_by, support_for
+from verify.subject import OPTIONAL_METHODS, Subject, SubjectError, layout_of, said_by, support_for
 
-_LONGEST_NAME = 100
 _RESERVED_PREFIXES = ("planted:", "fault:")
 
 
@@ -27,7 +28,7 @@ class FrozenSubject:
     Args:
         name: Its name, checked.
         layout: "packed" or "unpacked".
-        per_token_logps: Its method.
+        per_token_logps: Its method; this and all others are handed copies of the groups.
         optional: Those of ``OPTIONAL_METHODS`` that it has; others are absent here as they are there.
     """
 
@@ -64,16 +65,16 @@ def frozen(subject: Any) -> Subject:
         methods = {method: getattr(subject, method, None) for method in OPTIONAL_METHODS}
     except SubjectError:
         raise
-    except (Exception, SystemExit) as error:  # whatever a property of the user's raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a property of the user's raises
         raise SubjectError(f"an attribute of the contract raised {said_by(error)}") from error
-    optional = {method: found for method, found in methods.items() if callable(found)}
+    who = f"subject {name}"
+    optional = {method: on_copies(who, found) for method, found in methods.items() if callable(found)}
     if "supports" in optional:
-        optional["supports"] = cache(partial(_supports, subject))
-    return FrozenSubject(name, layout, subject.per_token_logps, optional)
-
-
-def _supports(subject: Subject, case: Case) -> Support:
-    return support_for(subject, case)
+        asked: Any = SimpleNamespace(name=name, supports=optional["supports"])
+        optional["supports"] = cache(partial(support_for, asked))
+    return FrozenSubject(name, layout, on_copies(who, subject.per_token_logps), optional)
 
 
 def _checked_name(name: object) -> str:
@@ -85,11 +86,8 @@ def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name.strip():
         raise SubjectError("no name: give it a non-empty string attribute 'name'")
     name = str.__str__(name)  # a subclass of str may say something else every time
-    if not name.isprintable() or len(name) > _LONGEST_NAME or name != name.strip():
-        raise SubjectError(
-            f"the name {bounded(ascii(name))}: give at most {_LONGEST_NAME} printable characters in one line, without "
-            "spaces around them"
-        )
+    if wrong := unfit_name(name):
+        raise SubjectError(wrong)
     if name in BUILT_IN_SUBJECT_NAMES or name == "pairwise" or name.startswith(_RESERVED_PREFIXES):
         raise SubjectError(f"the name {name!r} is that of a subject of packparity: give it one of its own")
     return name

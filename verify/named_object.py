@@ -54,9 +54,9 @@ def _import(origin: str, role: str) -> ModuleType:
         sys.modules[spec.name] = module  # where dataclasses and pickle look for it
         _make_importable(path.resolve().parent)
         spec.loader.exec_module(module)
-    except SelectionError:
+    except (SelectionError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's module raises on import
+    except BaseException as error:  # whatever the user's module raises on import
         line = _line_in(error, origin)
         raise SelectionError(f"{role} {origin}{line} does not import: {type(error).__name__}: {error}") from error
     return module

@@ -137,7 +137,9 @@ def _ask(subject: Subject, method: str, argument: object) -> Support:
         return Support(True)
     try:
         answer = ask(argument)
-    except (Exception, SystemExit) as error:
+    except (SubjectError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # whatever the subject raises
         raise SubjectError(f"subject {subject.name}: {method} raised {said_by(error)}") from error
     supported = getattr(answer, "supported", None)
     if not isinstance(supported, bool):

@@ -10,6 +10,7 @@ from verify.cases import Case
 from verify.checks.check import EXACT_CHECK_NAMES, ExactCheckName
 from verify.faults.conditions import EVERYWHERE, Condition
 from verify.faults.stages import STAGES, StageName
+from verify.handed_out import on_copies
 from verify.models.request import DTYPES
 
 CheckName = Literal["parity", "packed-ran"] | ExactCheckName
@@ -72,7 +73,7 @@ class Mutation:
 
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes."""
-        return self.bites_where.holds(case)
+        return bool(on_copies(f"fault {self.name}", self.bites_where.holds)(case))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,5 +124,7 @@ class EquivalentMutant(Mutation):
 
 def _check_text(mutation: Mutation, *fields: str) -> None:
     for name in fields:
-        if not isinstance(text := getattr(mutation, name), str):
-            raise ValueError(f"fault {mutation.name}: {name} is {text!r}: give a string")
+        text = getattr(mutation, name)
+        # What stands in a report as it is: white space is laid out anew there, other control characters are not.
+        if not isinstance(text, str) or not " ".join(text.split()).isprintable():
+            raise ValueError(f"fault {ascii(mutation.name)[1:-1]}: {name} is {text!a}: give a printable string")

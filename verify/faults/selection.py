@@ -11,7 +11,9 @@ from verify.cases import Case
 from verify.faults.catalogue import CATALOGUE, mutation_named
 from verify.faults.conditions import EVERYWHERE
 from verify.faults.fault import Fault, Mutation
-from verify.named_object import named_object
+from verify.named_object import SelectionError, named_object
+from verify.names import unfit_name
+from verify.subject import bounded, said_by
 
 
 class NoFaultError(Exception):
@@ -30,7 +32,8 @@ def select_mutations(names: Sequence[str]) -> tuple[Mutation, ...]:
 
     Raises:
         ValueError: An unknown name, or one of two different mutations.
-        SelectionError: A user's file or module cannot be imported, or holds nothing of that name.
+        SelectionError: A user's file or module cannot be imported, or holds nothing of that name, or a fault whose own
+            name does not fit a report.
     """
     selected = tuple(_select(name) for name in dict.fromkeys(names)) or CATALOGUE
     of_name: dict[str, Mutation] = {mutation.name: mutation for mutation in CATALOGUE}
@@ -47,13 +50,17 @@ def _select(name: str) -> Mutation:
     if not isinstance(found, Mutation) and callable(found):
         try:
             found = found()
-        except (Exception, SystemExit) as error:  # whatever the user's function raises
-            return _stand_in(name, f"{name}() raised {type(error).__name__}: {error}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the user's function raises
+            return _stand_in(name, f"{name}() raised {said_by(error)}")
     if not isinstance(found, Mutation):
         kind = type(found).__name__
         return _stand_in(
             name, f"{name} is of type {kind}: a Fault or EquivalentMutant of verify.faults.fault is needed"
         )
+    if wrong := unfit_name(found.name):
+        raise SelectionError(f"fault {name}: {wrong}")
     return found
 
 
@@ -70,8 +77,10 @@ def asked_where_it_bites(mutation: Mutation, cases: Sequence[Case]) -> Mutation:
     try:
         for case in cases:
             mutation.bites(case)
-    except (Exception, SystemExit) as error:  # whatever the user's condition raises
-        reason = f"its condition raised {type(error).__name__} on case {case.name}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's condition raises
+        reason = bounded(f"its condition raised {type(error).__name__} on case {case.name}: {error}")
         return replace(mutation, bites_where=EVERYWHERE, stage="layout", replacement=partial(_refuse, reason))
     return mutation
 

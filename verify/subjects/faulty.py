@@ -30,6 +30,7 @@ from verify.faults.fault import Mutation, Packing
 from verify.faults.rows import Piece, Rows
 from verify.faults.stages import Forward, Parameters, Stages, Targets, Terms
 from verify.groups import PreferenceGroup
+from verify.handed_out import on_copies
 from verify.objective import DpoSigmoid
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
@@ -135,7 +136,10 @@ class FaultySubject:
     def _stages(self) -> Stages:
         if self.mutation is None:
             return honest_stages(Packing())
-        return honest_stages(self.mutation.packing).replaced(self.mutation.stage, self.mutation.replacement)
+        replacement = self.mutation.replacement
+        if self.calls_foreign_code:
+            replacement = on_copies(self.name, replacement)
+        return honest_stages(self.mutation.packing).replaced(self.mutation.stage, replacement)
 
 
 def _attended(mask: Tensor) -> Tensor:

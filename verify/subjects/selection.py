@@ -79,7 +79,9 @@ def _planted(fault: str) -> Subject:
 def _instantiate(found: Any, name: str) -> Subject:
     try:
         subject = found() if isinstance(found, type) else found
-    except (Exception, SystemExit) as error:  # whatever the user's constructor raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's constructor raises
         raise SelectionError(f"subject {name} cannot be made without arguments: {said_by(error)}") from error
     try:
         return frozen(subject)

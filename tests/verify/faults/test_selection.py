@@ -71,6 +71,15 @@ WRONG = {
     "nothing": ("nothing = fault('nothing', replacement=lambda honest, rows: None)", "AttributeError"),
     "number": ("number = 3", ":number is of type int: a Fault or EquivalentMutant"),
     "makes_none": ("def makes_none(): pass", ":makes_none is of type NoneType"),
+    "skips": (
+        "class Skipped(BaseException): pass\ndef skips(): raise Skipped('no')",
+        ":skips() raised Skipped: no",
+    ),
+    "greedy": (
+        "def take(honest, groups):\n    object.__setattr__(groups[0], 'positives', ((1,),))\n    return honest(groups)\n"
+        "greedy = fault('greedy', 'layout', take)",
+        "fault:greedy changed the groups it was given",
+    ),
     "exits": ("def exits(): raise SystemExit(0)", ":exits() raised SystemExit: 0"),
     "packing": ("packing = fault('packing', packing=None)", "AttributeError"),
     "condition": (
@@ -103,7 +112,13 @@ def test_whatever_is_wrong_with_one_is_its_own_error_and_the_run_goes_on(write: 
         ("mine = fault('')", "mine", "named '': give it a non-empty string"),
         ("mine = fault('mine', must_kill=())", "mine", r"must_kill is \(\): give some of parity"),
         ("mine = fault('mine', must_kill=('parities',))", "mine", "must_kill is .*give some of parity"),
-        ("mine = fault('mine', invisible_where=None)", "mine", "invisible_where is None: give a string"),
+        ("mine = fault('mine', invisible_where=None)", "mine", "invisible_where is None: give a printable string"),
+        ("mine = fault('\\x1b[31mb')", "mine", r":mine: the name '\\x1b\[31mb': give at most 100 printable characters"),
+        ("mine = fault('\\ud800')", "mine", r":mine: the name '\\ud800': give at most 100 printable characters"),
+        ("mine = fault('n' * 101)", "mine", "give at most 100 printable characters"),
+        ("mine = fault('mine', invisible_where='\\x1b')", "mine", r"invisible_where is '\\x1b': give a printable"),
+        ("mine = fault('mine', invisible_where='\\ud800')", "mine", r"invisible_where is '\\ud800': give a printable"),
+        ("class Skipped(BaseException): pass\nraise Skipped('no')", "mine", r"line \d+, does not import: Skipped: no"),
         ("mine = fault('causal-mask-only')", "mine", "'causal-mask-only' is the name of another fault"),
     ],
 )
@@ -120,7 +135,9 @@ def test_a_file_that_is_not_there_ends_with_status_2(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "packparity: error: fault file absent.py: there is no such file\n"
+    assert (
+        capsys.readouterr().err == "packparity: error: fault file absent.py: there is no such file; give file.py:NAME\n"
+    )
 
 
 def test_a_function_that_returns_a_fault_and_a_control_of_ones_own_are_taken(write: Write) -> None:

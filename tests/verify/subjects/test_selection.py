@@ -89,6 +89,16 @@ SPOILT: dict[str, tuple[str, str, str]] = {
     "raises": ("import os\nraise KeyError('RANK')", "Mine", r"mine\.py, line 2, does not import: KeyError: 'RANK'"),
     "missing module": ("import no_such_module_", "Mine", r"mine\.py, line 1, does not import: ModuleNotFoundError"),
     "exits": ("import sys\n\nsys.exit(0)", "Mine", r"mine\.py, line 3, does not import: SystemExit: 0"),
+    "skips": (
+        "class Skipped(BaseException): pass\nraise Skipped('no')",
+        "Mine",
+        r"mine\.py, line 2, does not import: Skipped: no",
+    ),
+    "skips when made": (
+        "class Skipped(BaseException): pass\nclass Mine:\n    def __init__(self): raise Skipped('no')",
+        "Mine",
+        r":Mine cannot be made without arguments: Skipped: no",
+    ),
     "no such class": (GOOD, "Yours", r"has no 'Yours'; it defines Mine"),
     "nothing": ("", "Mine", r"has no 'Mine'$"),
     "arguments": ("class Mine:\n    def __init__(self, x): pass", "Mine", r":Mine cannot be made without arguments"),
