@@ -72,7 +72,7 @@ class LogpsOnly:
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_changed_groups_are_the_subjects_error_and_nobody_elses(spoil: Any, kind: type) -> None:
     groups, before = kind(CASE.groups), deepcopy(CASE.groups)
-    with pytest.raises(SubjectError, match="^subject spoiler changed the groups it was given"):
+    with pytest.raises(SubjectError, match=r"^subject spoiler changed the groups it was given"):
         frozen(Spoiler(spoil)).packed_rows(groups)  # type: ignore[attr-defined]
     assert tuple(groups) == before
     assert [group.source for group in groups] == [group.source for group in before]
@@ -94,7 +94,7 @@ def test_a_changed_objective_is_seen() -> None:
 
 def test_a_case_changed_while_it_is_asked_about_is_seen() -> None:
     before = deepcopy(CASE)
-    with pytest.raises(SubjectError, match="^subject spoiler changed the case"):
+    with pytest.raises(SubjectError, match=r"^subject spoiler changed the case"):
         support_for(frozen(Spoiler()), CASE)
     assert before == CASE
 

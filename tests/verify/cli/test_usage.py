@@ -117,3 +117,11 @@ def test_a_closed_standard_output_is_not_a_fail(call: Call, monkeypatch: pytest.
     status, _, err = call("check")
     assert status == 3
     assert "standard output was closed" in err
+
+
+def test_what_a_message_quotes_reaches_a_terminal_only_in_printable_form(call: Call) -> None:
+    for given, shown in (("\x1b[31m", r"\x1b[31m"), ("\ud800", r"\ud800"), ("\u202e", r"\u202e")):
+        status, out, err = call("check", "--case", f"a{given}b")
+        assert (status, out) == (2, "")
+        assert shown in err
+        assert err.removesuffix("\n").isprintable()

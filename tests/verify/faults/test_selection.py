@@ -76,7 +76,8 @@ WRONG = {
         ":skips() raised Skipped: no",
     ),
     "greedy": (
-        "def take(honest, groups):\n    object.__setattr__(groups[0], 'positives', ((1,),))\n    return honest(groups)\n"
+        "def take(honest, groups):\n    object.__setattr__(groups[0], 'positives', ((1,),))\n"
+        "    return honest(groups)\n"
         "greedy = fault('greedy', 'layout', take)",
         "fault:greedy changed the groups it was given",
     ),
