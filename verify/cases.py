@@ -89,7 +89,8 @@ def tiny_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
          [(33, 5, 21), (2, 18, 4), (48, 1, 6), (7, 27, 26), (14, 11, 1)]),
     )  # fmt: skip
     cases = [Case(name=name, why=why, groups=tuple(pair(*sizes) for sizes in groups)) for name, why, groups in lengths]
-    return (*cases, *_content_cases(tokens))
+    # Drawn last: the token ids of every case above stay as they are.
+    return (*cases, *_content_cases(tokens), *_cases_of_groups_alike(tokens, pair))
 
 
 def _content_cases(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
@@ -130,6 +131,29 @@ def _special_ids_inside(tokens: Callable[[int], TokenIds]) -> Case:
         name="special-ids-inside",
         why="the end token occurs early, token 0 is a word: a mask or length rebuilt from ids is wrong",
         groups=(PreferenceGroup(tokens(13), (chosen,), (rejected,)),),
+    )
+
+
+def _cases_of_groups_alike(
+    tokens: Callable[[int], TokenIds], pair: Callable[[int, int, int], PreferenceGroup]
+) -> tuple[Case, ...]:
+    first, alike = pair(13, 8, 8), pair(11, 6, 9)
+    return (
+        Case(
+            name="same-prompt-twice",
+            why="two pairs of one prompt, with a response in common: what is stored by prompt is stored once",
+            groups=(first, PreferenceGroup(first.prompt_ids, (tokens(8),), first.positives)),
+        ),
+        Case(
+            name="two-groups-alike",
+            why="equal lengths in every group, where shortcuts are taken; one response stands under two prompts",
+            groups=(alike, PreferenceGroup(tokens(11), alike.positives, (tokens(9),))),
+        ),
+        Case(
+            name="one-token-prompt-among-others",
+            why="a tree whose shared segment is one slot, with a tree on either side",
+            groups=(pair(9, 5, 4), pair(1, 6, 3), pair(7, 2, 8)),
+        ),
     )
 
 

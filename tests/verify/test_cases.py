@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -60,6 +61,41 @@ def test_several_groups_come_in_one_case_evenly_and_unevenly() -> None:
     assert max(counts) >= 4
     (many,) = [case for case in CASES if len(case.groups) == max(counts)]
     assert len({len(group.prompt_ids) for group in many.groups}) == len(many.groups)
+
+
+def lengths(group: PreferenceGroup) -> tuple[int, ...]:
+    return (len(group.prompt_ids), *map(len, group.completions))
+
+
+OF_SEVERAL_GROUPS: dict[str, Callable[[tuple[PreferenceGroup, ...]], bool]] = {
+    "one prompt twice, other responses": lambda groups: any(
+        one.prompt_ids == other.prompt_ids and one.completions != other.completions
+        for one, other in combinations(groups, 2)
+    ),
+    "one prompt twice, one response in both": lambda groups: any(
+        one.prompt_ids == other.prompt_ids and len(set(one.completions) & set(other.completions)) == 1
+        for one, other in combinations(groups, 2)
+    ),
+    "one response under two prompts": lambda groups: any(
+        one.prompt_ids != other.prompt_ids and set(one.completions) & set(other.completions)
+        for one, other in combinations(groups, 2)
+    ),
+    "two prompts, all lengths alike": lambda groups: (
+        len({group.prompt_ids for group in groups}) > 1 and len(set(map(lengths, groups))) == 1
+    ),
+    "a one-token prompt between others": lambda groups: any(len(group.prompt_ids) == 1 for group in groups[1:-1]),
+}
+
+
+@pytest.mark.parametrize("condition", OF_SEVERAL_GROUPS)
+def test_the_condition_on_several_groups_is_met_by_some_case(condition: str) -> None:
+    assert [case.name for case in CASES if OF_SEVERAL_GROUPS[condition](case.groups)]
+
+
+def test_the_last_cases_leave_the_tokens_of_the_others_as_they_were() -> None:
+    """So records of an earlier run stay comparable: the sum was taken when there were nineteen cases."""
+    tokens = [t for case in CASES[:19] for g in case.groups for ids in (g.prompt_ids, *g.completions) for t in ids]
+    assert (len(tokens), sum(tokens), tokens[-4:]) == (2397, 305921, [1, 214, 65, 40])
 
 
 @given(st.integers(0, 2**32), st.integers(2, 1000))

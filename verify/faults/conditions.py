@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
@@ -48,6 +49,25 @@ def _several_groups(case: Case) -> bool:
 
 def _three_groups(case: Case) -> bool:
     return len(case.groups) > 2
+
+
+def _several_prompts(case: Case) -> bool:
+    return len({group.prompt_ids for group in case.groups}) > 1
+
+
+def _lengths(group: PreferenceGroup) -> tuple[int, ...]:
+    return (len(group.prompt_ids), *(len(ids) for ids in group.completions))
+
+
+def _prompt_twice(case: Case) -> bool:
+    return any(
+        one.prompt_ids == other.prompt_ids and _lengths(one) == _lengths(other) and one.completions != other.completions
+        for one, other in combinations(case.groups, 2)
+    )
+
+
+def _groups_alike(case: Case) -> bool:
+    return _several_groups(case) and len({_lengths(group) for group in case.groups}) == 1
 
 
 def _odd_groups(case: Case) -> bool:
@@ -154,6 +174,9 @@ def _token_zero_inside(case: Case) -> bool:
 EVERYWHERE = Condition("everywhere", _always)
 SEVERAL_GROUPS = Condition("a case has several groups", _several_groups)
 THREE_GROUPS = Condition("a case has three or more groups", _three_groups)
+SEVERAL_PROMPTS = Condition("a case has several prompts", _several_prompts)
+PROMPT_TWICE = Condition("two groups have one prompt, and other responses of the same lengths", _prompt_twice)
+GROUPS_ALIKE = Condition("a case has several groups, all of the same lengths", _groups_alike)
 ODD_GROUPS = Condition("a case has three, five, ... groups", _odd_groups)
 GROUPS_OF_UNEQUAL_TOKENS = Condition("groups differ in completion tokens", _groups_of_unequal_tokens)
 PADDED_ROW = Condition("rows of single groups differ in length, so that one is padded", _padded_row)

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from verify.faults.conditions import LONG_PROMPT, PAIR_OF_EQUAL_LENGTHS, PROMPT_OF_TWO, SEVERAL_GROUPS, SHORTER_CHOSEN
+from verify.faults.conditions import (
+    LONG_PROMPT,
+    PAIR_OF_EQUAL_LENGTHS,
+    PROMPT_OF_TWO,
+    PROMPT_TWICE,
+    SEVERAL_PROMPTS,
+    SHORTER_CHOSEN,
+)
 from verify.faults.fault import ROW_PER_GROUP, Fault
 from verify.faults.rows import Piece, Rows, padded
 from verify.faults.stages import Layout
@@ -64,6 +71,12 @@ def prompt_cut(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
 def prompt_of_first_group(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
     """Responses are grouped under the prompt of the first group of the batch."""
     return honest([replace(group, prompt_ids=groups[0].prompt_ids) for group in groups])
+
+
+def last_group_of_a_prompt(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Groups are kept by their prompt: of two with the same one the last is laid out in both places."""
+    last = {group.prompt_ids: group for group in groups}
+    return honest([last[group.prompt_ids] for group in groups])
 
 
 def first_prompt_token_lost(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
@@ -178,9 +191,18 @@ FAULTS = (
         replacement=prompt_of_first_group,
         what="All responses of a batch hang on the prompt of its first group.",
         imitates=("A38",),
-        bites_where=SEVERAL_GROUPS,
+        bites_where=SEVERAL_PROMPTS,
         signature="first group exact, all others off by nats",
         invisible_where="one group",
+    ),
+    Fault(
+        name="last-group-of-a-prompt",
+        stage="layout",
+        replacement=last_group_of_a_prompt,
+        what="Groups are kept by their prompt: of two with the same prompt the last one stands for both.",
+        bites_where=PROMPT_TWICE,
+        signature="a group whose prompt comes again has the log-probs of that later group",
+        invisible_where="lengths differ: then the number of values is already wrong, which is an ERROR",
     ),
     Fault(
         name="falls-back-to-unpacked",

@@ -13,6 +13,7 @@ from torch import Tensor
 from verify.faults.conditions import (
     BEYOND_BLOCK,
     BRANCH_OF_TWO,
+    GROUPS_ALIKE,
     PATH_BEYOND_100,
     PROMPT_FAR_FROM_REJECTED,
     PROMPT_OF_TWO,
@@ -21,7 +22,7 @@ from verify.faults.conditions import (
     THREE_GROUPS,
 )
 from verify.faults.fault import ROW_PER_GROUP, Fault
-from verify.faults.rows import Rows
+from verify.faults.rows import Rows, root_of
 from verify.faults.stages import Mask
 
 _BLOCK = 128
@@ -49,6 +50,18 @@ def causal_only(honest: Mask, rows: Rows) -> Tensor:
 def causal_for_several_rows(honest: Mask, rows: Rows) -> Tensor:
     """The document mask is applied only to a batch of one row."""
     return honest(rows) if len(rows.rows) == 1 else _causal(rows)
+
+
+def causal_for_trees_alike(honest: Mask, rows: Rows) -> Tensor:
+    """A row whose trees have the same lengths takes a shortcut that knows only the causal triangle."""
+    allowed = honest(rows)
+    for b, row in enumerate(rows.rows):
+        trees: dict[int, list[int]] = {}
+        for i, piece in enumerate(row):
+            trees.setdefault(root_of(row, i), []).append(len(piece.ids))
+        if len(trees) > 1 and len(set(map(tuple, trees.values()))) == 1:
+            allowed[b] = allowed[b] | _causal(rows)[b]
+    return allowed
 
 
 def trees_not_isolated(honest: Mask, rows: Rows) -> Tensor:
@@ -208,6 +221,15 @@ FAULTS = (
         packing=ROW_PER_GROUP,
         signature="as causal-mask-only, on two rows or more",
         invisible_where="one row",
+    ),
+    Fault(
+        name="causal-for-groups-alike",
+        stage="mask",
+        replacement=causal_for_trees_alike,
+        what="Where all groups of a row have the same lengths the mask is the causal triangle of the row.",
+        bites_where=GROUPS_ALIKE,
+        signature="as causal-mask-only, on groups of the same lengths",
+        invisible_where="one group, or groups that differ in a length",
     ),
     Fault(
         name="trees-not-isolated",

@@ -22,14 +22,17 @@ from verify.subjects.selection import select_subject
 from verify.verdict import Verdict
 
 SMALL = ("two-groups", "special-ids-inside")
-CASES = tuple(c for c in tiny_cases(257, 0) if c.name in (*SMALL, "very-unequal-responses", "long-prompt"))
+LARGER = ("same-prompt-twice", "very-unequal-responses", "long-prompt")
+CASES = tuple(c for c in tiny_cases(257, 0) if c.name in (*SMALL, *LARGER))
 EVERYTHING = ("log-probs", "ref log-probs", "rewards, margins, loss", "gradients")
 OBJECTIVE = ("rewards, margins, loss", "gradients")
 
 CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "gap-before-rejected": EVERYTHING,
     "positions-run-on": EVERYTHING,
+    "last-group-of-a-prompt": EVERYTHING,
     "causal-mask-only": EVERYTHING,
+    "causal-for-groups-alike": EVERYTHING,
     "trees-not-isolated": EVERYTHING,
     "recurrent-state-leaks": EVERYTHING,
     "nan-in-padding-embedding": EVERYTHING,
