@@ -1,11 +1,14 @@
-"""No group sees another: rewriting one leaves every log-prob of the others as it was, to the last bit."""
+"""No group sees another: rewriting one leaves every log-prob of the others, policy and reference, as it was."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from verify.cases import Case
 from verify.checks.bench import Bench
 from verify.checks.check import ExactCheck, Measured
 from verify.checks.places import TokenPlace
+from verify.checks.reference import hold_reference_against_rewriting
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
 
 
@@ -17,16 +20,27 @@ def _group(g: int) -> Rewriting:
 
 
 def _measure(bench: Bench, case: Case) -> Measured:
-    return hold_against_rewritings(bench, case, [_group(g) for g in range(len(case.groups))])
+    rewritings = [_group(g) for g in range(len(case.groups))]
+    policy = hold_against_rewritings(bench, case, rewritings)
+    if policy.num_differing:
+        return policy
+    reference = hold_reference_against_rewriting(bench, case, rewritings[len(rewritings) // 2])
+    return replace(reference, num_compared=policy.num_compared + reference.num_compared)
 
 
 GROUP_ISOLATION = ExactCheck(
     name="group-isolation",
     claims=(
         "Rewriting prompt and responses of one group at equal lengths leaves the log-probs of all other groups "
-        "bit-identical, for each of three groups in a batch; its own change."
+        "bit-identical, for each of three groups in a batch; its own change. The same holds for the reference "
+        "log-probs when the group in the middle is rewritten: none is left over from other tokens of the same lengths. "
+        "Where a loss returns rewards alone, the sums that follow from them equal those of the unpacked reference on "
+        "the rewritten tokens but for rounding."
     ),
-    cannot_see="Dependence on lengths; anything where groups do not share a batch.",
+    cannot_see=(
+        "Dependence on lengths; anything where groups do not share a batch; log-probs kept by token ids, which "
+        "go stale only with other weights; what rounding hides where a loss returns rewards alone."
+    ),
     cases=("distinct-tokens",),
     measure=_measure,
 )

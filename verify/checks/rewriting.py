@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from verify.cases import Case
 from verify.checks.bench import Bench, Groups, flat
 from verify.checks.check import Measured
@@ -26,7 +28,9 @@ class Rewriting:
     chosen: Callable[[TokenPlace], bool]
 
 
-def hold_against_rewritings(bench: Bench, case: Case, rewritings: Sequence[Rewriting]) -> Measured:
+def hold_against_rewritings(
+    bench: Bench, case: Case, rewritings: Sequence[Rewriting], run: Callable[[Groups], Tensor] | None = None
+) -> Measured:
     """Run a case as it is and with each rewriting.
 
     A log-prob depends on the tokens before its own on its path, and on its own token. Where one of those before was
@@ -37,18 +41,20 @@ def hold_against_rewritings(bench: Bench, case: Case, rewritings: Sequence[Rewri
         bench: The subject and its model.
         case: A case of distinct tokens.
         rewritings: What to rewrite, each in a pass of its own.
+        run: Gives all log-probs of groups as one vector; those of the policy by default.
 
     Returns:
         The violations of the first rewriting that shows any, or none.
     """
-    before = flat(bench.logps(case.groups))
+    run = run or (lambda groups: flat(bench.logps(groups)))
+    before = run(case.groups)
     tokens = completion_places(case.groups)
     compared, violations = 0, list[str]()
     for rewriting in rewritings:
         if violations:
             break
         rewritten = [place for place, _ in all_places(case.groups) if rewriting.chosen(place)]
-        after = flat(bench.logps(rewrite(case.groups, bench.setting.cases.other_token, rewriting.chosen)))
+        after = run(rewrite(case.groups, bench.setting.cases.other_token, rewriting.chosen))
         changed = (before != after).tolist()  # NaN never equals
         for token, has_changed in zip(tokens, changed, strict=True):
             must_change = any(place.is_on_path_before(token) for place in rewritten)

@@ -115,7 +115,7 @@ def measure_yardsticks(
         What those checks need.
     """
     distinct, tokens, losses, absolute = cases.by_name.get("distinct-tokens"), None, None, None
-    if distinct and {"permutation", "repeat"} & set(checks):
+    if distinct and {"group-isolation", "permutation", "repeat"} & set(checks):
         tokens = _token_budget(distinct, _logps_of_forms(model, distinct), dtype, policy)
     if "normalisation" in checks:
         losses = _loss_yardstick(model, baseline, cases.by_name["uneven-groups"], dtype, objective, policy, seed)

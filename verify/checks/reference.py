@@ -1,0 +1,102 @@
+"""The reference pass, as the runner or the subject's own loss makes it: does it follow the tokens?
+
+A reference does not change during training, so it is tempting to keep it; what is kept must belong to these tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case
+from verify.checks.bench import Bench, Groups, flat
+from verify.checks.check import Measured
+from verify.checks.own_objective import reward_budgets
+from verify.checks.rewriting import Rewriting, hold_against_rewritings, rewrite
+from verify.checks.yardsticks import measured
+from verify.models.lora import adapters_off
+from verify.observation import to_float64
+from verify.subject import check_logps, check_loss, owns_loss
+from verify.subjects.pairwise import WITNESS
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnLoss:
+    """What a subject's own loss says about its reference: log-probs where it returns them, else rewards."""
+
+    refs: tuple[Tensor, ...] | None
+    rewards: Tensor
+
+
+def hold_reference_against_rewriting(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
+    """As :func:`hold_against_rewritings`, for the reference log-probs.
+
+    A subject without a loss of its own is run with its adapters off. One that has a loss is asked through it; if that
+    returns rewards alone, sum_t ref_logp_t = sum_t logp_t - reward / beta is held against the unpacked reference.
+
+    Args:
+        bench: The subject and its model.
+        case: A case of distinct tokens.
+        rewriting: What to rewrite.
+
+    Returns:
+        The violations.
+    """
+    found = _hold(bench, case, rewriting)
+    return replace(found, worst=f"reference log-probs: {found.worst}" if found.worst else "")
+
+
+def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
+    def adapters_off_logps(groups: Groups) -> Tensor:
+        with adapters_off(bench.model):
+            return flat(bench.run_logps(groups))
+
+    if not owns_loss(bench.subject):
+        return hold_against_rewritings(bench, case, [rewriting], adapters_off_logps)
+    before = _own_loss(bench, case.groups)
+    rewritten = rewrite(case.groups, bench.setting.cases.other_token, rewriting.chosen)
+    after = _own_loss(bench, rewritten)
+    if before.refs is None or after.refs is None:
+        return _hold_rewards(bench, rewritten, rewriting, after.rewards)
+    refs = {case.groups: flat(before.refs), rewritten: flat(after.refs)}
+    return hold_against_rewritings(bench, case, [rewriting], refs.__getitem__)
+
+
+def _own_loss(bench: Bench, groups: Groups) -> _OwnLoss:
+    subject = bench.subject
+    with torch.no_grad():
+        output = bench.call(lambda: subject.loss(bench.model, groups, bench.setting.objective))  # type: ignore[attr-defined]
+    num_completions = sum(len(group.completions) for group in groups)
+    _, rewards = check_loss(output, subject=subject.name, num_completions=num_completions, differentiable=False)
+    refs = getattr(output, "ref_per_token_logps", None)
+    if refs is None:
+        return _OwnLoss(None, rewards)
+    checked = check_logps(refs, groups, subject=subject.name, differentiable=False)
+    return _OwnLoss(tuple(to_float64(ref).clone() for ref in checked), rewards)
+
+
+def _hold_rewards(bench: Bench, groups: Groups, rewriting: Rewriting, rewards: Tensor) -> Measured:
+    """Reference sums that follow from rewards, against those of the unpacked path on the same, rewritten groups."""
+    objective, token_budget = bench.setting.objective, measured(bench.setting.yardsticks.token_budget)
+    logps = bench.logps(groups)
+    with torch.no_grad(), adapters_off(bench.model):
+        refs = tuple(map(to_float64, WITNESS.per_token_logps(bench.model, groups)))
+    epsilon = max(float(torch.finfo(dtype).eps) for dtype in (torch.float32, bench.model.dtype))
+    of_rounding = reward_budgets(logps, refs, objective, epsilon)
+    ratios, worst = list[float](), ""
+    for k, (reward, logp, ref) in enumerate(zip(rewards.tolist(), logps, refs, strict=True)):
+        actual, expected = float(logp.sum()) - reward / objective.beta, float(ref.sum())
+        # Each token of the policy, in this pass and in that of the loss, and of the reference.
+        budget = 3 * len(logp) * token_budget + of_rounding[k] / objective.beta
+        difference = abs(actual - expected)
+        ratios.append(math.inf if math.isnan(difference) else difference / budget)
+        if ratios[-1] > 1 and not worst:
+            worst = (
+                f"rewriting {rewriting.words}: group {k // 2}, {'rejected' if k % 2 else 'chosen'}: by its reward "
+                f"their sum is {actual:.6g}, unpacked it is {expected:.6g}"
+            )
+    num_differing = sum(ratio > 1 for ratio in ratios)
+    return Measured(num_compared=len(ratios), num_differing=num_differing, worst=worst, ratio=max(ratios))
