@@ -210,7 +210,14 @@ def _diagnoses(
     from verify.diagnosis.run import diagnose_failures
 
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
-    return diagnose_failures(prepared.request, outcome.results, progress, large=prepared.large, reproductions=folders)
+    return diagnose_failures(
+        prepared.request,
+        outcome.results,
+        progress,
+        large=prepared.large,
+        reproductions=folders,
+        findings=outcome.findings,
+    )
 
 
 def _reproductions(
