@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from verify.local_modules import SharedNameError, local_modules
 
 
 class SelectionError(ValueError):
@@ -27,7 +30,8 @@ def named_object(name: str, *, role: str, listed: Callable[[Any], bool]) -> Any:
         The attribute's value, whatever it is.
 
     Raises:
-        SelectionError: No such file, an import that failed, or no such attribute.
+        SelectionError: No such file, an import that failed, a module beside it whose name another one has, or no such
+            attribute.
     """
     origin, _, attribute = name.rpartition(":")
     module = _import(origin, role)
@@ -42,30 +46,27 @@ def named_object(name: str, *, role: str, listed: Callable[[Any], bool]) -> Any:
 def _import(origin: str, role: str) -> ModuleType:
     try:
         if not origin.endswith(".py"):
-            _make_importable(Path.cwd())
+            local_modules().add(Path.cwd())
             return importlib.import_module(origin)
         path = Path(origin)
         if not path.is_file():
             raise SelectionError(f"{role} file {origin}: there is no such file")
-        spec = importlib.util.spec_from_file_location(f"packparity_{role}_{path.stem}", path)
+        digest = hashlib.sha256(str(path.resolve()).encode(errors="surrogateescape")).hexdigest()[:12]
+        spec = importlib.util.spec_from_file_location(f"packparity_{role}_{path.stem}_{digest}", path)
         if spec is None or spec.loader is None:
             raise SelectionError(f"{role} file {origin}: cannot be imported as Python")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # where dataclasses and pickle look for it
-        _make_importable(path.resolve().parent)
+        local_modules().add(path.resolve().parent)
         spec.loader.exec_module(module)
     except (SelectionError, KeyboardInterrupt):
         raise
+    except SharedNameError as error:
+        raise SelectionError(f"{role} {origin}: {error}") from error
     except BaseException as error:  # whatever the user's module raises on import
         line = _line_in(error, origin)
         raise SelectionError(f"{role} {origin}{line} does not import: {type(error).__name__}: {error}") from error
     return module
-
-
-def _make_importable(folder: Path) -> None:
-    """What lies beside a user's file can be imported by it, now and later, as if Python had been started there."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
 
 
 def _line_in(error: BaseException, origin: str) -> str:
