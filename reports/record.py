@@ -2,13 +2,14 @@
 
 A record holds measurements and the budgets they were held against, in plain values: it can be read years
 later by a program that has no torch. Unknown fields and unknown schema versions are refused,
-and so is a record that contradicts itself: a PASS that rests on nothing, or counts that do not add up.
+and so is a record that contradicts itself: a PASS that rests on nothing, another verdict that nothing explains, or
+counts that do not add up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_validator
@@ -167,9 +168,10 @@ class ResultRecord(_Frozen):
     """Values compared, over all judgements of this result."""
 
     @model_validator(mode="after")
-    def _pass_rests_on_judgements(self) -> Self:
+    def _verdict_rests_on_judgements(self) -> Self:
         judged: Counter[str] = Counter(judgement.verdict for judgement in self.judgements)
         _check_pass(self.verdict, f"case {self.case}", self.num_compared, judged, "judgement")
+        _check_explained(self.verdict, f"case {self.case}", self.reasons, judged, "judgement")
         return self
 
 
@@ -187,9 +189,11 @@ class SubjectSummary(_Frozen):
     """Largest measured / budget for each quantity."""
 
     @model_validator(mode="after")
-    def _pass_rests_on_cases(self) -> Self:
+    def _verdict_rests_on_cases(self) -> Self:
         passed = self.cases_by_verdict.get("PASS", 0)
-        _check_pass(self.verdict, f"{self.subject} in {self.dtype}", passed, self.cases_by_verdict, "case")
+        what = f"{self.subject} in {self.dtype}"
+        _check_pass(self.verdict, what, passed, self.cases_by_verdict, "case")
+        _check_explained(self.verdict, what, self.reasons, self.cases_by_verdict, "case")
         return self
 
 
@@ -369,6 +373,14 @@ class Record(_Frozen):
         return self
 
     @model_validator(mode="after")
+    def _verdict_other_than_pass_is_explained(self) -> Self:
+        """The reasons may be all there is: where nothing was judged, or where planted faults cast doubt on the run."""
+        parts = [*self.results, *self.summaries, *self.exact_checks]
+        judged: Counter[str] = Counter(part.verdict for part in parts)
+        _check_explained(self.verdict, "the run", self.reasons, judged, "result, summary or exact check")
+        return self
+
+    @model_validator(mode="after")
     def _pass_rests_on_results(self) -> Self:
         _check_pass(self.verdict, "the run", self.num_compared, self.counts, "result")
         judged: Counter[str] = Counter(summary.verdict for summary in self.summaries)
@@ -381,6 +393,16 @@ class Record(_Frozen):
         if survivors := [planted.fault for planted in self.planted if not planted.killed]:
             raise ValueError(f"the run is PASS, but planted faults survived it: {', '.join(survivors)}")
         return self
+
+
+def _check_explained(
+    verdict: VerdictName, what: str, reasons: Sequence[str], parts: Mapping[str, int], part: str
+) -> None:
+    """Refuse a verdict other than PASS that no part has and no reason is given for; no part at all is an ERROR."""
+    if verdict == "ERROR" and not any(parts.values()):
+        return
+    if verdict in NOT_A_PASS and not parts.get(verdict, 0) and not any(reasons):
+        raise ValueError(f"{what} is {verdict}, but no {part} is, and no reason is given")
 
 
 def _check_pass(verdict: VerdictName, what: str, num_compared: int, parts: Mapping[str, int], part: str) -> None:

@@ -138,3 +138,27 @@ def test_only_the_three_words_for_numbers_that_are_not_finite_are_read() -> None
     for text in ("nan", "inf", "1.0", ""):
         with pytest.raises(ValidationError):
             PlaceRecord.model_validate(content | {"actual": text}, strict=True)
+
+
+@pytest.mark.parametrize("verdict", ["FAIL", "ERROR", "INCONCLUSIVE"])
+def test_a_verdict_other_than_pass_is_refused_where_nothing_explains_it(passing_record: Record, verdict: str) -> None:
+    content = passing_record.model_dump() | {"verdict": verdict, "reasons": []}
+    refused(Record, content, f"the run is {verdict}, but no result, summary or exact check is, and no reason is given")
+    refused(Record, content | {"reasons": [""]}, "no reason is given")
+    summary = passing_record.summaries[0].model_dump() | {"verdict": verdict, "reasons": []}
+    refused(SubjectSummary, summary, f"is {verdict}, but no case is, and no reason is given")
+    result = passing_record.results[0].model_dump() | {"verdict": verdict, "reasons": []}
+    refused(ResultRecord, result, f"case balanced is {verdict}, but no judgement is, and no reason is given")
+
+
+def test_a_reason_alone_explains_a_verdict(passing_record: Record) -> None:
+    content = passing_record.model_dump() | {"verdict": "INCONCLUSIVE", "reasons": ["planted faults survived"]}
+    assert Record.model_validate(content).verdict == "INCONCLUSIVE"
+
+
+def test_an_exact_check_alone_explains_a_verdict(passing_record: Record) -> None:
+    def change(content: Content) -> None:
+        content |= {"verdict": "FAIL", "reasons": []}
+        content["exact_checks"][0] |= {"verdict": "FAIL", "reason": "a bit differs", "num_differing": 1}
+
+    assert Record.model_validate(changed(passing_record, change)).verdict == "FAIL"
