@@ -70,6 +70,10 @@ def _groups_alike(case: Case) -> bool:
     return _several_groups(case) and len({_lengths(group) for group in case.groups}) == 1
 
 
+def _groups_differ(case: Case) -> bool:
+    return len({_lengths(group) for group in case.groups}) > 1
+
+
 def _odd_groups(case: Case) -> bool:
     return len(case.groups) > 2 and len(case.groups) % 2 == 1
 
@@ -177,6 +181,7 @@ THREE_GROUPS = Condition("a case has three or more groups", _three_groups)
 SEVERAL_PROMPTS = Condition("a case has several prompts", _several_prompts)
 PROMPT_TWICE = Condition("two groups have one prompt, and other responses of the same lengths", _prompt_twice)
 GROUPS_ALIKE = Condition("a case has several groups, all of the same lengths", _groups_alike)
+GROUPS_DIFFER = Condition("groups differ in a length", _groups_differ)
 ODD_GROUPS = Condition("a case has three, five, ... groups", _odd_groups)
 GROUPS_OF_UNEQUAL_TOKENS = Condition("groups differ in completion tokens", _groups_of_unequal_tokens)
 PADDED_ROW = Condition("rows of single groups differ in length, so that one is padded", _padded_row)
