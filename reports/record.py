@@ -375,6 +375,7 @@ class Record(_Frozen):
     @model_validator(mode="after")
     def _verdict_other_than_pass_is_explained(self) -> Self:
         """The reasons may be all there is: where nothing was judged, or where planted faults cast doubt on the run."""
+        parts: list[ResultRecord | SubjectSummary | ExactCheckRecord]
         parts = [*self.results, *self.summaries, *self.exact_checks]
         judged: Counter[str] = Counter(part.verdict for part in parts)
         _check_explained(self.verdict, "the run", self.reasons, judged, "result, summary or exact check")
