@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from verify.cases import Case
 from verify.checks.bench import Bench
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.checks.yardsticks import measured
 from verify.comparison import compare_logps
 from verify.subject import SubjectError
+from verify.subjects import is_built_in
 
 
 def _measure(bench: Bench, case: Case) -> Measured:
     yardstick = measured(bench.setting.yardsticks.absolute)
     groups = yardstick.case.groups
+    # All subjects share the yardstick: what one does to the model must not reach the next.
+    model = yardstick.model if is_built_in(bench.subject) else deepcopy(yardstick.model)
     try:
-        actual = bench.run_logps(groups, yardstick.model)
+        actual = bench.run_logps(groups, model)
     except SubjectError as error:
         raise NotApplicableError(f"cannot run a decoder with absolute positions: {error}") from error
     comparison = compare_logps(actual, yardstick.expected, groups)
