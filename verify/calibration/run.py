@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -147,12 +149,25 @@ def _measured(prepared: PreparedCalibration, numbers: Sequence[int]) -> Iterator
         yield map(measure, numbers)
         return
     # Not forked: torch's threads do not survive that.
-    with ProcessPoolExecutor(prepared.options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(prepared.options.jobs, mp_context=context, initializer=_end_with_the_parent) as pool:
         try:
             yield _in_order(pool, measure, numbers, ahead=4 * prepared.options.jobs)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _end_with_the_parent() -> None:
+    """Leave no worker behind, waiting for work, where the program is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def watch() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_order(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,24 @@ def test_a_false_alarm_fails_the_command(finished: Path, tmp_path: Path) -> None
     assert status == 1
     assert "1 honest results are over budget: false alarms" in output
     assert read_calibration(tmp_path).verdict == "FAIL"
+
+
+def test_no_worker_outlives_a_program_that_was_killed(tmp_path: Path) -> None:
+    """A worker that only waits is started by a parent that dies without a word; the pipe closes when it has ended."""
+    program = (
+        "import multiprocessing, os, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from verify.calibration.run import _end_with_the_parent\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_the_parent)\n"
+        "    pool.submit(os.getpid).result()\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(program, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # communicate() returns only when every process that holds the pipe is gone.
+    with subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE) as parent:
+        parent.communicate(timeout=120)
+    assert parent.returncode == -9
