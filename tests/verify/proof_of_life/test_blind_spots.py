@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -94,8 +95,9 @@ def test_a_subject_that_took_part_of_the_cases_has_blind_spots_of_its_own(
     names = [subject.name for subject in PACKED_SUBJECTS]
     (spot,) = spots([case.name for case in CASES], names)
     assert spot.what.startswith("faults of dense-sdpa/row-per-group and split/row-per-group that ")
-    assert spot.why.startswith("judged on two-groups and five-uneven-groups only; not seen: where ")
     several = [case for case in CASES if len(case.groups) > 1]
+    first, *_, last = [case.name for case in several]
+    assert re.match(rf"judged on {first}, .* and {last} only; not seen: where ", spot.why)
     assert sorted(spot.faults) == sorted(f.name for f in FAULTS if not any(f.bites(case) for case in several))
 
 
