@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
+from reference_impl.batch_objective import ObjectiveName
 from reference_impl.config import DecoderConfig
 from reference_impl.groups import Group
 from reference_impl.lora import Lora
@@ -69,18 +70,20 @@ def slope_from_losses(
     lora: Lora,
     direction: Mapping[str, Tensor],
     *,
-    beta: float,
-    label_smoothing: float,
+    objective: ObjectiveName = "sigmoid",
+    beta: float | None = None,
+    label_smoothing: float | None = None,
     distance: float = 1e-3,
 ) -> float:
     """Central difference of fourth order, ``[8 (L(h) - L(-h)) - (L(2h) - L(-2h))] / 12h``, error O(h^4).
 
     Args:
-        groups: Preference pairs.
+        groups: The groups.
         weights: Frozen weights by name.
         config: The decoder.
         lora: The adapters at which to measure.
         direction: From :func:`random_direction`.
+        objective: As in :func:`reference_impl.step.oracle_step`.
         beta: As in :func:`reference_impl.step.oracle_step`.
         label_smoothing: As in :func:`reference_impl.step.oracle_step`.
         distance: h, the step along the direction.
@@ -92,7 +95,14 @@ def slope_from_losses(
     def loss(steps: int) -> float:
         shifted = moved(lora, direction, steps * distance)
         step = oracle_step(
-            groups, weights, config, shifted, beta=beta, label_smoothing=label_smoothing, gradients=False
+            groups,
+            weights,
+            config,
+            shifted,
+            objective=objective,
+            beta=beta,
+            label_smoothing=label_smoothing,
+            gradients=False,
         )
         return float(step.loss)
 

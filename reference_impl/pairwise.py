@@ -53,12 +53,12 @@ def per_token_logps(
     pad_id: int = 0,
     junk_id: int = 1,
 ) -> list[Tensor]:
-    """Log-probs of every completion token by the model's ordinary, unpacked forward pass.
+    """Log-probs of every completion token, supervised or not, by the model's ordinary, unpacked forward pass.
 
     Args:
         model: A transformers causal language model, adapted or not. Its attention implementation, its mode and
             its adapters are the caller's business.
-        groups: The preference groups.
+        groups: The groups, of any kind.
         batching: One forward call per sequence, or rows padded to one width on the left or on the right.
         junk_tokens_in_front: Tokens put before each sequence, hidden by the attention mask.
         first_position: Position of each sequence's first token. Rotary attention sees differences of positions only,

@@ -1,4 +1,4 @@
-"""One DPO step of the oracle: log-probs, loss, rewards, margins and LoRA gradients, in float64."""
+"""One step of the oracle: log-probs, loss, rewards, margins and LoRA gradients, in float64."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from reference_impl.batch_objective import (
+    BatchSizes,
+    Objective,
+    ObjectiveName,
+    Sigmoid,
+    check_groups,
+    group_share,
+    objective_named,
+)
 from reference_impl.config import DecoderConfig
-from reference_impl.groups import Group, UnpackedSequence, unpack
+from reference_impl.groups import Group, unpack
 from reference_impl.logps import completion_logps
 from reference_impl.lora import Lora
-from reference_impl.objectives import (
-    check_beta,
-    check_label_smoothing,
-    margins,
-    mean_loss,
-    rewards,
-    sequence_logps,
-    sigmoid_losses,
-)
 from reference_impl.parameters import Weights
 
 PerTokenLogps = tuple[Tensor, ...]
@@ -32,11 +32,13 @@ class OracleStep:
     """What one step ought to compute. All tensors are float64 and detached.
 
     Args:
-        per_token_logps: Log-probs under the policy, one 1-D tensor per completion, chosen before rejected.
-        ref_per_token_logps: The same under the frozen policy, that is without the adapters.
-        loss: Mean over the pairs, a scalar.
-        rewards: One per completion, [completions].
-        margins: One per pair, [pairs].
+        per_token_logps: Log-probs of every completion token under the policy, unsupervised ones included: one 1-D
+            tensor per completion, group by group, positives before negatives.
+        ref_per_token_logps: The same under the frozen policy, that is without the adapters; ``()`` for SFT.
+        loss: Mean as the objective defines it, a scalar.
+        rewards: One per completion, [completions]; empty for SFT.
+        margins: One per positive and negative of a group: group by group, positive by positive, [pairs]; empty for
+            SFT.
         gradients: Gradient of the loss by factor, ``<module>.lora_A`` and ``.lora_B``; None if not asked for.
     """
 
@@ -54,69 +56,71 @@ def oracle_step(
     config: DecoderConfig,
     lora: Lora,
     *,
-    beta: float,
-    label_smoothing: float,
+    objective: ObjectiveName = "sigmoid",
+    beta: float | None = None,
+    label_smoothing: float | None = None,
     gradients: bool = True,
 ) -> OracleStep:
-    """Compute a DPO step from the definition, one unpadded sequence at a time.
+    """Compute a training step from the definition, one unpadded sequence at a time.
 
-    The loss is a mean over pairs, so each pair is differentiated on its own and its graph freed before the next.
-    Memory is that of the weights as given, of two sequences' activations and of the largest weight in float64.
+    The loss is a sum over groups, so each group is differentiated on its own and its graph freed before the next.
+    Memory is that of the weights as given, of one group's activations and of the largest weight in float64.
     Weights given in float64 are never cast: about a quarter faster than float32 ones, for twice their memory.
 
     Args:
-        groups: Preference groups with exactly one positive and one negative each.
+        groups: The groups; at least one positive and one negative each for the sigmoid loss, positives only for SFT.
         weights: Frozen weights by Hugging Face name, of any floating dtype; they get no gradient.
         config: The decoder.
         lora: The adapters of the policy by module name; the frozen policy is the same model without them.
-        beta: Strength of the pull towards the frozen policy.
-        label_smoothing: Assumed share of swapped labels.
+        objective: "sigmoid", "sft-token-mean" or "sft-example-mean".
+        beta: Strength of the pull towards the frozen policy; SFT has none and ignores it.
+        label_smoothing: Assumed share of swapped labels; SFT has none and ignores it.
         gradients: Whether to differentiate; without it one forward pass per policy and completion is all.
 
     Returns:
         The step.
 
     Raises:
-        ValueError: No groups, a group that is not a pair, gradients asked for without adapters, or an argument
-            that the decoder or the objective refuses.
+        ValueError: No groups, groups without meaning for the objective, gradients asked for without adapters, or an
+            argument that the decoder or the objective refuses.
     """
-    check_beta(beta)
-    check_label_smoothing(label_smoothing)
-    pairs = _pairs(groups)
+    chosen_objective = objective_named(objective, beta, label_smoothing)
+    sizes = check_groups(groups, chosen_objective)
     if gradients and not lora:
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
 
     policy = _leaves(lora, requires_grad=gradients)
-    steps = (_pair_step(pair, len(pairs), weights, config, policy, beta, label_smoothing, gradients) for pair in pairs)
-    return reduce(_joined, steps)
+    return reduce(
+        _joined, (_group_step(group, weights, config, policy, chosen_objective, sizes, gradients) for group in groups)
+    )
 
 
-def _pair_step(
-    pair: Sequence[UnpackedSequence],
-    num_pairs: int,
+def _group_step(
+    group: Group,
     weights: Weights,
     config: DecoderConfig,
     policy: Lora,
-    beta: float,
-    label_smoothing: float,
+    objective: Objective,
+    sizes: BatchSizes,
     gradients: bool,
 ) -> OracleStep:
-    """The share of one pair in the step of ``num_pairs`` pairs."""
-    with torch.no_grad():
-        ref_logps = tuple(completion_logps(sequence, weights, config) for sequence in pair)
+    """The share of one group in the step of a batch of these sizes."""
+    sequences = unpack([group])
+    ref_logps: PerTokenLogps = ()
+    if isinstance(objective, Sigmoid):
+        with torch.no_grad():
+            ref_logps = tuple(completion_logps(sequence, weights, config) for sequence in sequences)
     # Set rather than left alone, so that a caller's no_grad cannot turn a gradient off.
     with torch.set_grad_enabled(gradients):
-        logps = tuple(completion_logps(sequence, weights, config, policy) for sequence in pair)
-        pair_rewards = rewards(sequence_logps(logps), sequence_logps(ref_logps), beta)
-        pair_margins = margins(pair_rewards[:1], pair_rewards[1:])
-        loss = mean_loss(sigmoid_losses(pair_margins, label_smoothing), num_pairs)
+        logps = tuple(completion_logps(sequence, weights, config, policy) for sequence in sequences)
+        values = group_share(logps, ref_logps, group, objective, sizes)
     return OracleStep(
         per_token_logps=tuple(each.detach() for each in logps),
         ref_per_token_logps=ref_logps,
-        loss=loss.detach(),
-        rewards=pair_rewards.detach(),
-        margins=pair_margins.detach(),
-        gradients=_gradients(loss, policy) if gradients else None,
+        loss=values.loss.detach(),
+        rewards=values.rewards.detach(),
+        margins=values.margins.detach(),
+        gradients=_gradients(values.loss, policy) if gradients else None,
     )
 
 
@@ -126,7 +130,7 @@ def _gradients(loss: Tensor, policy: Lora) -> dict[str, Tensor]:
 
 
 def _joined(first: OracleStep, second: OracleStep) -> OracleStep:
-    """The step of two parts of a batch, whose losses already count the pairs of the whole batch."""
+    """The step of two parts of a batch, whose losses already count against the whole batch."""
     gradients = None
     if first.gradients is not None and second.gradients is not None:
         gradients = {name: first.gradients[name] + second.gradients[name] for name in first.gradients}
@@ -138,17 +142,6 @@ def _joined(first: OracleStep, second: OracleStep) -> OracleStep:
         margins=torch.cat((first.margins, second.margins)),
         gradients=gradients,
     )
-
-
-def _pairs(groups: Sequence[Group]) -> list[list[UnpackedSequence]]:
-    for index, group in enumerate(groups):
-        if len(group.positives) != 1 or len(group.negatives) != 1:
-            raise ValueError(
-                f"group {index} has {len(group.positives)} positives and {len(group.negatives)} negatives: "
-                "DPO needs exactly one of each"
-            )
-    sequences = unpack(groups)
-    return [sequences[start : start + 2] for start in range(0, len(sequences), 2)]
 
 
 def _leaves(lora: Lora, *, requires_grad: bool) -> Lora:

@@ -43,6 +43,7 @@ class Pair:
     prompt_ids: tuple[int, ...]
     positives: tuple[tuple[int, ...], ...]
     negatives: tuple[tuple[int, ...], ...]
+    completion_masks: tuple[tuple[bool, ...], ...] = ()
 
 
 @dataclass(frozen=True)

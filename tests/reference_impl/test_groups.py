@@ -7,8 +7,8 @@ import pytest
 from reference_impl.groups import UnpackedSequence, unpack
 
 
-def group(prompt, positives, negatives) -> SimpleNamespace:
-    return SimpleNamespace(prompt_ids=prompt, positives=positives, negatives=negatives)
+def group(prompt, positives, negatives, masks=()) -> SimpleNamespace:
+    return SimpleNamespace(prompt_ids=prompt, positives=positives, negatives=negatives, completion_masks=masks)
 
 
 def test_completions_come_group_by_group_positives_first() -> None:
@@ -20,6 +20,33 @@ def test_each_predictor_stands_just_before_its_token() -> None:
     sequence = UnpackedSequence((10, 11, 12), (20, 21))
     assert [sequence.ids[place + 1] for place in sequence.predictors] == [20, 21]
     assert list(sequence.predictors) == [2, 3]
+
+
+def test_without_masks_every_token_is_supervised() -> None:
+    assert [sequence.supervised for sequence in unpack([group((1,), ((2, 3),), ((4,),))])] == [(0, 1), (0,)]
+
+
+def test_masks_belong_to_completions_in_their_order() -> None:
+    masked = group((1,), ((2, 3), (4, 5, 6)), ((7, 8),), [[False, True], [True, False, True], [True, False]])
+    assert [sequence.supervised for sequence in unpack([masked])] == [(1,), (0, 2), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        (((True,),), "group 1 has 1 completion masks for 2 completions"),
+        (((True, True), (True,), (True,)), "group 1 has 3 completion masks for 2 completions"),
+        (((True, True), (True, True)), r"group 1, completion 1: completion mask of 2 values \(2 True, 0 False\) for 1"),
+        (((True,), (True,)), r"group 1, completion 0: completion mask of 1 values \(1 True, 0 False\) for 2 tokens"),
+        (((False, False), (True,)), r"completion mask of 2 values \(0 True, 2 False\) for 2 tokens"),
+        # An empty mask for one completion must not read as "all of them".
+        (((True, True), ()), r"group 1, completion 1: completion mask of 0 values"),
+        (((1, 0), (True,)), r"completion mask of 2 values \(0 True, 0 False\) for 2 tokens: expected one bool per"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(masks, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        unpack([group((1,), ((2,),), ()), group((1,), ((2, 3),), ((4,),), masks)])
 
 
 @pytest.mark.parametrize(

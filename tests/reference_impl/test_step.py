@@ -168,12 +168,21 @@ def model_logps_at(made, sequence, shift: int) -> Tensor:
     return torch.stack([logps[p + shift, y] for p, y in zip(sequence.predictors, sequence.completion_ids, strict=True)])
 
 
-@pytest.mark.parametrize(("positives", "negatives"), [(((1,), (2,)), ((3,),)), (((1,),), ()), (((1,),), ((2,), (3,)))])
-def test_a_group_that_is_no_pair_is_refused(positives, negatives, tiny, pairs) -> None:
+@pytest.mark.parametrize(
+    ("objective", "positives", "negatives", "message"),
+    [
+        ("sigmoid", ((1,),), (), "group 2 has 1 positives and 0 negatives: the sigmoid loss compares them"),
+        ("sigmoid", (), ((1,),), "group 2 has 0 positives and 1 negatives: the sigmoid loss compares them"),
+        ("sft-token-mean", ((1,),), ((2,),), "group 0 has 1 positives and 1 negatives: SFT learns from positives only"),
+        ("sft-example-mean", ((1,),), ((2,),), "group 0 has 1 positives and 1 negatives: SFT learns from positives"),
+    ],
+)
+def test_a_group_without_meaning_for_the_objective_is_refused(
+    objective, positives, negatives, message, tiny, pairs
+) -> None:
     group = replace(pairs[0], positives=positives, negatives=negatives)
-    message = f"group 2 has {len(positives)} positives and {len(negatives)} negatives: DPO needs exactly one of each"
     with pytest.raises(ValueError, match=message):
-        step_of(tiny(), [*pairs, group])
+        step_of(tiny(), [*pairs, group], objective=objective)
 
 
 def test_a_step_on_nothing_is_refused(tiny, pairs) -> None:
