@@ -22,6 +22,9 @@ from torch import Tensor
 from verify.diagnosis.differences import Differences, GradientDifference
 from verify.observation import Observation
 
+_RIGHT_TENSOR = torch.tensor([0.5, 1.0], dtype=torch.float64)
+"""Features of a LoRA tensor whose gradient is right: norm ratio, squeezed, and cosine."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
@@ -46,6 +49,12 @@ class Signature:
     loss: Tensor
     gradients: Tensor
     tensors: Tensor
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether no single value differs: only an RMS is beyond its budget, or nothing is."""
+        values = (self.logps, self.logps_beyond, self.ref_logps, self.ref_logps_beyond, self.rewards, self.loss)
+        return not any(bool(part.any()) for part in (*values, self.gradients, self.tensors != _RIGHT_TENSOR))
 
 
 def signature_of(differences: Differences, actual: Observation, expected: Observation) -> Signature:
@@ -135,10 +144,13 @@ def _sets(one: Tensor, other: Tensor) -> float | None:
 
 
 def _shapes(one: Tensor, other: Tensor) -> float | None:
-    right = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    if one.shape != other.shape or one.shape[0] == 0 or bool((one == right).all() and (other == right).all()):
+    if (
+        one.shape != other.shape
+        or one.shape[0] == 0
+        or bool((one == _RIGHT_TENSOR).all() and (other == _RIGHT_TENSOR).all())
+    ):
         return None
-    differing = (one != right).any(1) | (other != right).any(1)
+    differing = (one != _RIGHT_TENSOR).any(1) | (other != _RIGHT_TENSOR).any(1)
     difference = (one - other).abs()[differing]
     # Ratios lie in [0, 1], half of it on either side of the right one; cosines in [-1, 1].
     return float((difference[:, 0].clamp(max=0.5) + difference[:, 1] / 4).mean())
@@ -152,8 +164,16 @@ def _mean_known(*parts: float | None) -> float | None:
 def nearest(signature: Signature, among: Mapping[str, Signature]) -> list[tuple[str, float]]:
     """Names of signatures with their distances, nearest first.
 
+    Two that tell nothing are not alike: label smoothing that is ignored where there is none is nobody's neighbour.
+
     Args:
         signature: The one that was seen.
         among: Known ones by name.
+
+    Returns:
+        Nothing where the signature tells nothing; those that tell nothing are left out.
     """
-    return sorted(((name, distance(signature, known)) for name, known in among.items()), key=lambda item: item[1])
+    if signature.tells_nothing:
+        return []
+    distances = ((name, distance(signature, known)) for name, known in among.items() if not known.tells_nothing)
+    return sorted(distances, key=lambda item: item[1])

@@ -68,3 +68,12 @@ def test_the_same_tokens_by_another_amount_are_nearer_than_other_tokens() -> Non
 def test_gradients_differ_in_values_and_in_shape() -> None:
     assert distance(of_gradients(0, 0, 1, 1), of_gradients(0, 0, 1, 1)) == 0
     assert distance(of_gradients(0, 0, 1, 1), NONE) > 0.5
+
+
+def test_a_fault_that_changes_nothing_here_is_nobodys_neighbour() -> None:
+    """Label smoothing that is ignored changes no value where it is 0, which is not the signature of any subject."""
+    seen = of_logps(0, 1, 0, 0, 0, 0)
+    assert [name for name, _ in nearest(seen, {"ignored": NONE, "seen": seen})] == ["seen"]
+    assert nearest(NONE, {"ignored": NONE, "seen": seen}) == []
+    for other in (of_gradients(0, 0, 0, 0), replace(NONE, loss=vector(1)), replace(NONE, rewards=vector(0, 1))):
+        assert not other.tells_nothing
