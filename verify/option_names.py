@@ -8,11 +8,23 @@ from __future__ import annotations
 DTYPE_NAMES = ("float64", "float32", "bfloat16")
 BACKEND_NAMES = ("dense-eager", "dense-sdpa", "flex", "split")
 VARIATION_NAMES = ("eager", "padded-right", "padded-left", "junk-in-front", "repeat")
+HF_POSITION_IDS_NAMES = (
+    "hf-position-ids",
+    "hf-position-ids/eager",
+    "hf-position-ids/sdpa",
+    "hf-position-ids/default-cache",
+    "hf-position-ids/ones-mask",
+    "hf-position-ids/ones-mask/default-cache",
+    "hf-position-ids/several-rows",
+    "hf-position-ids/several-rows/default-cache",
+    "hf-position-ids/several-rows/padding-mask",
+)
 BUILT_IN_SUBJECT_NAMES = (
     *BACKEND_NAMES,
     "dense-sdpa/repeat-prompt-token",
     "split/repeat-prompt-token",
     "dense-sdpa/row-per-group",
     "split/row-per-group",
+    *HF_POSITION_IDS_NAMES,
     *(f"pairwise-{variation}" for variation in VARIATION_NAMES),
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from reference_impl import pairwise
 from reference_impl.pairwise import Batching, RowOrder
 from verify.groups import PreferenceGroup
+from verify.subjects.attention import attention_set_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class PairwiseSubject:
 
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Log-probs of every completion, unpacked."""
-        with _attention(model, self.attention):
+        with attention_set_to(model, self.attention):
             return pairwise.per_token_logps(
                 model,
                 groups,
@@ -87,16 +87,3 @@ def default_variations(device: str) -> tuple[str, ...]:
         Names of ``VARIATIONS``.
     """
     return tuple(name for name in VARIATIONS if name != "repeat" or torch.device(device).type != "cpu")
-
-
-@contextmanager
-def _attention(model: Any, implementation: str) -> Iterator[None]:
-    before = model.config._attn_implementation
-    if before == implementation:
-        yield
-        return
-    model.set_attn_implementation(implementation)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)

@@ -13,11 +13,13 @@ from typing import Any
 from verify.frozen_subject import frozen
 from verify.named_object import SelectionError, named_object
 from verify.subject import Subject, SubjectError, said_by
+from verify.subjects.hf_position_ids import HF_POSITION_IDS_SUBJECTS
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.pairwise import VARIATIONS
 
 BUILT_IN: dict[str, Subject] = {
     **{subject.name: subject for subject in PACKED_SUBJECTS},
+    **{subject.name: subject for subject in HF_POSITION_IDS_SUBJECTS},
     **{
         f"pairwise-{variation.name}": replace(variation, name=f"pairwise-{variation.name}")
         for variation in VARIATIONS.values()

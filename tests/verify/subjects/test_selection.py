@@ -12,6 +12,7 @@ import pytest
 from verify.local_modules import LocalModules
 from verify.named_object import SelectionError
 from verify.subject import layout_of
+from verify.subjects.hf_position_ids import HF_POSITION_IDS_SUBJECTS
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.pairwise import VARIATIONS
 from verify.subjects.selection import BUILT_IN, default_subjects, select_subject
@@ -46,11 +47,12 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_every_built_in_subject_is_found_by_its_own_name() -> None:
-    assert len(BUILT_IN) == len(PACKED_SUBJECTS) + len(VARIATIONS)
+    assert len(BUILT_IN) == len(PACKED_SUBJECTS) + len(HF_POSITION_IDS_SUBJECTS) + len(VARIATIONS)
     for name, subject in BUILT_IN.items():
         assert subject.name == name
         assert select_subject(name) is subject
-        assert layout_of(subject) == ("unpacked" if name.startswith("pairwise-") else "packed")
+        saves_slots = not name.startswith(("pairwise-", "hf-position-ids/several-rows"))
+        assert layout_of(subject) == ("packed" if saves_slots else "unpacked")
 
 
 def test_the_packed_subjects_run_by_default_and_can_be_chosen_by_backend() -> None:
