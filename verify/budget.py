@@ -1,8 +1,9 @@
 """Budgets: how large a difference may be, derived from the noise floor and the policy.
 
-Log-probs and gradients are budgeted directly; a gradient also carries the noise of its pair's coefficient d loss / d
-margin. Rewards, margins and the loss follow from the log-prob budgets: a sum of T of the N errors whose RMS is at most
-b is at most sqrt(T N) b (Cauchy-Schwarz), and the sigmoid loss moves by no more than its margin does (slope at most 1).
+Log-probs and gradients are budgeted directly; a gradient also carries the noise of the coefficients that the loss gives
+to its completions. Rewards, margins and the loss follow from the log-prob budgets: a sum of N errors whose RMS is at
+most b, weighted with c_t, is at most sqrt(N sum_t c_t^2) b (Cauchy-Schwarz), and the sigmoid loss moves by no more than
+its margin does (slope at most 1).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from verify.comparison import Quantity
 from verify.groups import PreferenceGroup
 from verify.models.request import DTYPES
 from verify.noise import BudgetKind, NoiseFloor
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, Sft
 from verify.observation import Observation
 from verify.tolerance import Policy
 
@@ -112,12 +114,13 @@ def coefficient_noise(
     noise: NoiseFloor,
     policy: Policy,
 ) -> float:
-    """Relative noise of the coefficients c = d loss / d margin that every gradient of a case is multiplied with.
+    """Relative noise of the coefficients d loss / d reward, which weight the gradients of a group's completions.
 
-    For one pair c(z) = -[(1-e) sigma(-z) - e sigma(z)], so |dc / c| = sigma(z) sigma(-z) / |c| * |dz| (derived). The
-    margin z sums the errors of T tokens under policy and reference: |dz| is taken as ``coefficient_sigmas`` standard
-    deviations of that sum, beta sqrt(T (b^2 + b_ref^2)), or as the witness's own error where that is larger. One number
-    may be right by luck, which is why the witness's own error alone is no measure.
+    For one pair c(z) = -[(1-e) sigma(-z) - e sigma(z)], so |dc| = sigma(z) sigma(-z) |dz| (derived). The margin z sums
+    the errors of T tokens under policy and reference: |dz| is taken as ``coefficient_sigmas`` standard deviations of
+    that sum, beta sqrt(T (b^2 + b_ref^2)), or as the witness's own error where that is larger. One number may be right
+    by luck, which is why the witness's own error alone is no measure. A completion's coefficient is the sum over its
+    pairs; the relative noise of a group is ||dc|| / ||c|| over its completions, which for a pair is |dc / c|.
 
     Args:
         kind: Distance to the oracle or to the witness.
@@ -129,21 +132,36 @@ def coefficient_noise(
         policy: For the number of standard deviations.
 
     Returns:
-        The largest relative noise over the pairs.
+        The largest relative noise over the groups.
     """
     variance = sum(
         max(noise.by_case[case, kind, quantity, ""].rms, noise.pooled_rms[kind, quantity, ""]) ** 2
         for quantity in ("per_token_logps", "ref_per_token_logps")
     )
     own = noise.by_case[case, kind, "margins", ""].max
-    largest = 0.0
-    sigmas = (torch.sigmoid(expected.margins).tolist(), torch.sigmoid(-expected.margins).tolist())
-    for group, up, down in zip(groups, *sigmas, strict=True):
-        num_tokens = sum(len(ids) for ids in group.completions)
-        spread = policy.small_sample.coefficient_sigmas * objective.beta * math.sqrt(num_tokens * variance)
-        coefficient = abs((1 - objective.label_smoothing) * down - objective.label_smoothing * up)
-        largest = max(largest, max(own, spread) * up * down / coefficient if coefficient > 0 else math.inf)
+    smoothing, largest = objective.label_smoothing, 0.0
+    for group, margins in zip(groups, margins_by_group(expected.margins, groups), strict=True):
+        tokens = torch.tensor(group.num_supervised, dtype=torch.float64)
+        num_tokens = tokens[: len(group.positives), None] + tokens[None, len(group.positives) :]
+        spreads = policy.small_sample.coefficient_sigmas * objective.beta * (num_tokens * variance).sqrt()
+        up, down = torch.sigmoid(margins), torch.sigmoid(-margins)
+        coefficients = (1 - smoothing) * down - smoothing * up
+        noises = spreads.clamp(min=own) * up * down
+        size, error = (_over_completions(values) for values in (coefficients, noises))
+        largest = max(largest, error / size if size > 0 else math.inf)
     return largest
+
+
+def margins_by_group(margins: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
+    """The margins of each group as a table, [positives, negatives]."""
+    shapes = [(len(group.positives), len(group.negatives)) for group in groups]
+    parts = torch.split(margins, [positives * negatives for positives, negatives in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _over_completions(pairs: Tensor) -> float:
+    """L2 norm over the completions of a group of the sum over each one's pairs; [positives, negatives] to a number."""
+    return math.sqrt(float(pairs.sum(1).square().sum() + pairs.sum(0).square().sum()))
 
 
 def reward_budgets(
@@ -169,7 +187,7 @@ def reward_budgets(
     Returns:
         One budget per completion, in nats.
     """
-    lengths = [len(ids) for group in groups for ids in group.completions]
+    lengths = [length for group in groups for length in group.num_supervised]
     total = sum(lengths)
     epsilon = float(torch.finfo(torch.float32).eps)
     budgets = []
@@ -181,12 +199,63 @@ def reward_budgets(
     return budgets
 
 
-def margin_budgets(rewards: Sequence[float]) -> list[float]:
-    """Budget of each pair's margin: the sum of its two reward budgets (chosen, rejected, chosen, ...)."""
-    return [chosen + rejected for chosen, rejected in zip(rewards[0::2], rewards[1::2], strict=True)]
+def margin_budgets(rewards: Sequence[float], groups: Sequence[PreferenceGroup]) -> list[list[float]]:
+    """Budget of each pair's margin, group by group: the sum of its two reward budgets.
+
+    Args:
+        rewards: One budget per completion.
+        groups: The groups.
+
+    Returns:
+        For each group, positive by positive and negative by negative.
+    """
+    budgets, start = [], 0
+    for group in groups:
+        negatives = start + len(group.positives)
+        stop = start + len(group.completions)
+        budgets.append([p + n for p in rewards[start:negatives] for n in rewards[negatives:stop]])
+        start = stop
+    return budgets
 
 
-def loss_budget(margins: Sequence[float], expected_loss: float) -> float:
-    """Budget of the loss: the mean of the margin budgets, since |d loss / d margin| <= 1, plus its float32 rounding."""
+def loss_budget(margins: Sequence[Sequence[float]], expected_loss: float) -> float:
+    """Budget of a preference loss, since |d loss / d margin| <= 1: the mean over the groups of their margins' mean.
+
+    Args:
+        margins: Budgets of the margins of each group.
+        expected_loss: The loss, for its float32 rounding.
+
+    Returns:
+        The budget, in nats.
+    """
     epsilon = float(torch.finfo(torch.float32).eps)
-    return math.fsum(margins) / len(margins) + epsilon * abs(expected_loss)
+    means = [math.fsum(of_group) / len(of_group) for of_group in margins]
+    return math.fsum(means) / len(means) + epsilon * abs(expected_loss)
+
+
+def sft_loss_budget(objective: Sft, expected: Observation, *, logps_rms: float) -> float:
+    """Budget of an SFT loss, a weighted sum of log-probs: sqrt(N sum_t c_t^2) b, and the rounding of float32 sums.
+
+    The weights c_t are 1 / N under the token mean, and under the example mean 1 / (K T) for each of the T supervised
+    tokens of one of K completions (derived).
+
+    Args:
+        objective: Which mean.
+        expected: The oracle's or the witness's observation.
+        logps_rms: RMS budget of the log-probs, in nats.
+
+    Returns:
+        The budget, in nats.
+    """
+    lengths = [len(logps) for logps in expected.per_token_logps]
+    total = sum(lengths)
+    of_token = {
+        "token": [1 / total] * len(lengths),
+        "example": [1 / (len(lengths) * length) for length in lengths],
+    }[objective.mean]
+    squares = math.fsum(length * weight**2 for length, weight in zip(lengths, of_token, strict=True))
+    sizes = math.fsum(
+        weight * float(logps.abs().sum()) for weight, logps in zip(of_token, expected.per_token_logps, strict=True)
+    )
+    epsilon, levels = float(torch.finfo(torch.float32).eps), max(1, math.ceil(math.log2(total)))
+    return math.sqrt(total * squares) * logps_rms + (levels + 1) * epsilon * sizes

@@ -7,6 +7,9 @@
     "groups": [{"prompt_ids": [5, 9], "positives": [[4, 2]], "negatives": [[7]]}]
   }
 ]
+
+A case of supervised fine-tuning has ``"objective": "sft-token-mean"`` (or ``"sft-example-mean"``), groups without
+negatives, and where some tokens of a response are not supervised ``completion_masks``, one list for each response.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
+from verify.objective import ObjectiveName
 from verify.strict_json import JsonFileError, json_text, read_json
 
 T = TypeVar("T")
@@ -44,12 +48,14 @@ class _Group(_Part):
     prompt_ids: _Ids
     positives: Annotated[tuple[_Ids, ...], _NotEmpty]
     negatives: tuple[_Ids, ...] = ()
+    completion_masks: tuple[tuple[bool, ...], ...] = ()
     source: str = ""
 
 
 class _Case(_Part):
     name: Annotated[str, Field(min_length=1)]
     why: str = ""
+    objective: ObjectiveName = "sigmoid"
     groups: Annotated[tuple[_Group, ...], _NotEmpty]
 
 
@@ -60,35 +66,33 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     """Read cases from a JSON file.
 
     Args:
-        path: A JSON list of cases: ``name``, ``why`` (optional), and ``groups`` of ``prompt_ids``, ``positives`` and
-            ``negatives``.
+        path: A JSON list of cases: ``name``, ``why`` and ``objective`` (optional), and ``groups`` of ``prompt_ids``,
+            ``positives``, ``negatives`` and ``completion_masks`` (optional).
 
     Returns:
         The cases, in the order of the file.
 
     Raises:
-        JsonFileError: The file cannot be read, is not such a list, or names a case twice.
+        JsonFileError: The file cannot be read, is not such a list, names a case twice, or holds a case that is none:
+            a mask that does not fit its response, a group that the objective has no meaning for.
     """
     cases = read_json(path, _CASES, what="cases")
     names = [case.name for case in cases]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise JsonFileError(f"cases file {path}: two cases are named {twice[0]!r}; give each a name of its own")
-    return tuple(Case(name=case.name, why=case.why or f"a case of {path.name}", groups=_groups(case)) for case in cases)
+    return tuple(_case(case, path) for case in cases)
 
 
-def check_pairs(cases: Sequence[Case], path: Path) -> None:
-    """Refuse groups that are not one preferred and one rejected response: the DPO objective compares one of each.
-
-    Raises:
-        JsonFileError: Naming the case and the group.
-    """
-    for case in cases:
-        for index, group in enumerate(case.groups):
-            if len(group.completions) != 2 or len(group.negatives) != 1:
-                raise JsonFileError(
-                    f"cases file {path}: case {case.name!r}, group {index} has {len(group.positives)} positives and "
-                    f"{len(group.negatives)} negatives; DPO compares one of each"
-                )
+def _case(case: _Case, path: Path) -> Case:
+    try:
+        return Case(
+            name=case.name,
+            why=case.why or f"a case of {path.name}",
+            groups=_groups(case),
+            objective_name=case.objective,
+        )
+    except ValueError as error:
+        raise JsonFileError(f"cases file {path}: case {case.name!r}: {error}") from error
 
 
 def cases_text(cases: Sequence[Case]) -> str:
@@ -97,11 +101,13 @@ def cases_text(cases: Sequence[Case]) -> str:
         _Case(
             name=case.name,
             why=case.why,
+            objective=case.objective_name,
             groups=tuple(
                 _Group(
                     prompt_ids=group.prompt_ids,
                     positives=group.positives,
                     negatives=group.negatives,
+                    completion_masks=group.completion_masks,
                     source=group.source,
                 )
                 for group in case.groups
@@ -109,7 +115,7 @@ def cases_text(cases: Sequence[Case]) -> str:
         )
         for case in cases
     ]
-    return json_text([part.model_dump(mode="json") for part in parts])
+    return json_text([part.model_dump(mode="json", exclude_defaults=True) for part in parts])
 
 
 def file_sha256(path: Path) -> str:
@@ -118,7 +124,18 @@ def file_sha256(path: Path) -> str:
 
 
 def _groups(case: _Case) -> tuple[PreferenceGroup, ...]:
-    return tuple(
-        PreferenceGroup(group.prompt_ids, group.positives, group.negatives, source=group.source)
-        for group in case.groups
-    )
+    groups = []
+    for index, group in enumerate(case.groups):
+        try:
+            groups.append(
+                PreferenceGroup(
+                    group.prompt_ids,
+                    group.positives,
+                    group.negatives,
+                    source=group.source,
+                    completion_masks=group.completion_masks,
+                )
+            )
+        except ValueError as error:
+            raise ValueError(f"group {index}: {error}") from error
+    return tuple(groups)

@@ -9,8 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from verify.groups import PreferenceGroup, TokenIds
+from verify.objective import OBJECTIVE_NAMES, ObjectiveName
+
+CaseKind = Literal["pairs", "groups", "examples"]
+CASE_KINDS: tuple[CaseKind, ...] = ("pairs", "groups", "examples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,23 +26,53 @@ class Case:
         name: Stable id.
         why: What this case can show that others cannot.
         groups: The preference groups; a packed subject may put all of them into one row.
+        objective_name: The objective whose loss and gradients are compared.
 
     Raises:
-        ValueError: No group.
+        ValueError: No group, an unknown objective, or a rejected response missing where the objective
+            compares, or given where it does not.
     """
 
     name: str
     why: str
     groups: tuple[PreferenceGroup, ...]
+    objective_name: ObjectiveName = "sigmoid"
 
     def __post_init__(self) -> None:
         if not self.groups:
             raise ValueError(f"case {self.name}: no groups, nothing would be compared")
+        if self.objective_name not in OBJECTIVE_NAMES:
+            raise ValueError(
+                f"case {self.name}: unknown objective {self.objective_name!r}; give one of {', '.join(OBJECTIVE_NAMES)}"
+            )
+        for index, group in enumerate(self.groups):
+            if self.objective_name == "sigmoid" and not group.negatives:
+                raise ValueError(
+                    f"case {self.name}, group {index}: no rejected response, so that the objective sigmoid compares "
+                    "nothing; give one, or an SFT objective"
+                )
+            if self.objective_name != "sigmoid" and group.negatives:
+                raise ValueError(
+                    f"case {self.name}, group {index}: a rejected response under {self.objective_name}, which "
+                    "learns from preferred ones only"
+                )
+
+    @property
+    def kind(self) -> CaseKind:
+        """What a subject has to take: pairs, groups of any number of responses, or supervised examples."""
+        if self.objective_name != "sigmoid":
+            return "examples"
+        return "pairs" if all(group.is_pair and not group.completion_masks for group in self.groups) else "groups"
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes of a step: the policy's, and for a preference the frozen policy's."""
+        return 1 if self.kind == "examples" else 2
 
     @property
     def num_completion_tokens(self) -> int:
         """Supervised tokens over all completions."""
-        return sum(len(ids) for group in self.groups for ids in group.completions)
+        return sum(sum(group.num_supervised) for group in self.groups)
 
     @property
     def num_completions(self) -> int:

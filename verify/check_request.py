@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.record import DataRecord, Environment, Record
-from verify.case_files import check_pairs, file_sha256, read_cases
+from verify.case_files import file_sha256, read_cases
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.environment import read_environment
@@ -25,7 +25,7 @@ from verify.objective import DpoSigmoid
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
-from verify.subject import Subject
+from verify.subject import Subject, said_by
 from verify.subjects.oracle import check_known_to_oracle
 from verify.subjects.pairwise import default_variations
 from verify.subjects.selection import default_subjects, select_subject
@@ -59,7 +59,7 @@ def subjects_end_nothing() -> Iterator[None]:
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise GateError(f"a subject raised {type(error).__name__}: {error}") from error
+        raise GateError(f"a subject raised {said_by(error)}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +307,6 @@ def _cases(options: CheckOptions, vocab_size: int, large: bool) -> tuple[tuple[C
                 raise ValueError(f"{name} goes with --data FILE, which was not given")
         if options.cases_file is not None:
             cases = default = read_cases(options.cases_file)
-            check_pairs(cases, options.cases_file)
         else:
             named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
             cases, default = (*named, *few), few if large else named

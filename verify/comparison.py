@@ -99,17 +99,17 @@ def compare_observations(
         StructureError: A part is on one side only, shapes differ, nothing to compare, or the expected value itself
             is not finite.
     """
-    num_completions = sum(len(group.completions) for group in groups)
-    num_tokens = sum(len(ids) for group in groups for ids in group.completions)
-    token, completion = (num_tokens, token_place(groups)), (num_completions, _completion_place(groups))
-    pair, whole = (len(groups), _pair_place), (1, _whole_place)
-    comparisons = [
-        _compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token),
-        _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token),
-        _compare_vectors("rewards", [actual.rewards], [expected.rewards], *completion),
-        _compare_vectors("margins", [actual.margins], [expected.margins], *pair),
-        _compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], *whole),
-    ]
+    token = sum(sum(group.num_supervised) for group in groups), token_place(groups)
+    comparisons = [_compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token)]
+    if expected.ref_per_token_logps or actual.ref_per_token_logps:  # neither side has any under SFT
+        completion = sum(len(group.completions) for group in groups), _completion_place(groups)
+        pair = sum(len(group.positives) * len(group.negatives) for group in groups), pair_place(groups)
+        comparisons += [
+            _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token),
+            _compare_vectors("rewards", [actual.rewards], [expected.rewards], *completion),
+            _compare_vectors("margins", [actual.margins], [expected.margins], *pair),
+        ]
+    comparisons.append(_compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], 1, _whole_place))
     return (*comparisons, *_compare_gradients(actual, expected, truth or expected))
 
 
@@ -119,7 +119,7 @@ def compare_logps(
     """Compare log-probs alone.
 
     Args:
-        actual: One float64 vector per completion.
+        actual: Those of the supervised tokens; one float64 vector per completion.
         expected: The same.
         groups: The case's groups, for naming places.
 
@@ -129,7 +129,7 @@ def compare_logps(
     Raises:
         StructureError: As :func:`compare_observations`.
     """
-    num_tokens = sum(len(ids) for group in groups for ids in group.completions)
+    num_tokens = sum(sum(group.num_supervised) for group in groups)
     return _compare_vectors("per_token_logps", actual, expected, num_tokens, token_place(groups))
 
 
@@ -291,7 +291,7 @@ def completion_name(index: int, num_positives: int) -> str:
 
 
 def token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
-    """Names the n-th completion token of a case.
+    """Names the n-th supervised token of a case.
 
     A function, since names are made only for the few places that are shown.
     """
@@ -299,13 +299,14 @@ def token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
     def name(index: int) -> str:
         rest = index
         for g, group in enumerate(groups):
-            for i, ids in enumerate(group.completions):
-                if rest < len(ids):
-                    predictor = "the last prompt token" if rest == 0 else f"its token {rest - 1}"
+            for i, places in enumerate(group.supervised):
+                if rest < len(places):
+                    token = places[rest]
+                    predictor = "the last prompt token" if token == 0 else f"its token {token - 1}"
                     completion = completion_name(i, len(group.positives))
-                    return f"group {g}, {completion}, token {rest}, predicted from {predictor}"
-                rest -= len(ids)
-        raise IndexError(f"completion token {index} of a case that has {index - rest}")
+                    return f"group {g}, {completion}, token {token}, predicted from {predictor}"
+                rest -= len(places)
+        raise IndexError(f"supervised token {index} of a case that has {index - rest}")
 
     return name
 
@@ -322,8 +323,21 @@ def _completion_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
     return name
 
 
-def _pair_place(index: int) -> str:
-    return f"group {index}"
+def pair_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
+    """Names the n-th pair of a case: its group, and in a larger one which positive against which negative."""
+
+    def name(index: int) -> str:
+        rest = index
+        for g, group in enumerate(groups):
+            num_negatives, num_pairs = len(group.negatives), len(group.positives) * len(group.negatives)
+            if rest < num_pairs:
+                positive, negative = divmod(rest, num_negatives)
+                names = f", positive {positive} against negative {negative}" if num_pairs > 1 else ""
+                return f"group {g}{names}"
+            rest -= num_pairs
+        raise IndexError(f"pair {index} of a case that has {index - rest}")
+
+    return name
 
 
 def _whole_place(_index: int) -> str:

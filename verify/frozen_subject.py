@@ -13,10 +13,11 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+from verify.cases import CaseKind
 from verify.handed_out import on_copies
 from verify.names import unfit_name
 from verify.option_names import BUILT_IN_SUBJECT_NAMES
-from verify.subject import OPTIONAL_METHODS, Subject, SubjectError, layout_of, said_by, support_for
+from verify.subject import OPTIONAL_METHODS, Subject, SubjectError, kinds_taken, layout_of, said_by, support_for
 
 _RESERVED_PREFIXES = ("planted:", "fault:")
 
@@ -28,12 +29,14 @@ class FrozenSubject:
     Args:
         name: Its name, checked.
         layout: "packed" or "unpacked".
+        takes: The kinds of case it takes.
         per_token_logps: Its method; this and all others are handed copies of the groups.
         optional: Those of ``OPTIONAL_METHODS`` that it has; others are absent here as they are there.
     """
 
     name: str
     layout: str
+    takes: tuple[CaseKind, ...]
     per_token_logps: Callable[..., Any]
     optional: Mapping[str, Callable[..., Any]]
 
@@ -61,7 +64,7 @@ def frozen(subject: Any) -> Subject:
         name = _checked_name(getattr(subject, "name", None))
         if not callable(getattr(subject, "per_token_logps", None)):
             raise SubjectError(f"{name}: no method per_token_logps(model, groups)")
-        layout = layout_of(subject)
+        layout, takes = layout_of(subject), kinds_taken(subject)
         methods = {method: getattr(subject, method, None) for method in OPTIONAL_METHODS}
     except SubjectError:
         raise
@@ -72,9 +75,9 @@ def frozen(subject: Any) -> Subject:
     who = f"subject {name}"
     optional = {method: on_copies(who, found) for method, found in methods.items() if callable(found)}
     if "supports" in optional:
-        asked: Any = SimpleNamespace(name=name, supports=optional["supports"])
+        asked: Any = SimpleNamespace(name=name, takes=takes, supports=optional["supports"])
         optional["supports"] = cache(partial(support_for, asked))
-    return FrozenSubject(name, layout, on_copies(who, subject.per_token_logps), optional)
+    return FrozenSubject(name, layout, takes, on_copies(who, subject.per_token_logps), optional)
 
 
 def _checked_name(name: object) -> str:

@@ -22,11 +22,11 @@ from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, objective_named
 from verify.observation import Observation, PhaseSlots, observe
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
-from verify.subjects.oracle import apply_dpo, observe_oracle
+from verify.subjects.oracle import apply_objective, observe_oracle
 from verify.subjects.pairwise import VARIATIONS, WITNESS, default_variations
 from verify.tolerance import Policy
 from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
@@ -49,7 +49,7 @@ class GateRequest:
         dtypes: Names of dtypes; at least one.
         subjects: The implementations; at least one, names distinct.
         cases: The inputs; at least one, names distinct.
-        objective: beta and label smoothing.
+        objective: beta and label smoothing of the cases with a preference objective.
         policy: Factors and floors.
         variations: Names of the witness's harmless variations; at least one.
         seed: Seed of torch's generator during passes.
@@ -103,11 +103,13 @@ class Result:
     reasons: tuple[str, ...]
     judgements: tuple[Judgement, ...] = ()
     phases: tuple[PhaseSlots, ...] = ()
+    passes: int = 2
+    """Forward passes of a step: the policy's, and for a preference the frozen policy's."""
     pairwise_slots: int = 0
+    """Token slots that these passes feed with one unpadded row per completion."""
     pairwise_rows: int = 0
     can_save: bool = False
     """Whether sharing prompts saves slots here, even where the last prompt token is repeated."""
-    """Token slots that a policy and a reference pass feed with one unpadded row per completion."""
 
     @property
     def num_compared(self) -> int:
@@ -254,8 +256,8 @@ def _run_case(
             subject,
             holder.model,
             case.groups,
-            request.objective,
-            apply_objective=apply_dpo,
+            objective,
+            apply_objective=apply_objective,
             seed=request.seed,
             baseline=holder.baseline,
         )
@@ -266,10 +268,11 @@ def _run_case(
         begin(form.name)
         return run(form)
 
+    objective = objective_named(case.objective_name, request.objective)
     begin("oracle")
     expected = oracle_cache.get(case.name)
     if expected is None:
-        expected = observe_oracle(holder.model, case.groups, request.objective)
+        expected = observe_oracle(holder.model, case.groups, objective)
         steps.model_passes_s += expected.elapsed_s
         if holder.under_test.exact_in_bfloat16:
             oracle_cache[case.name] = expected
@@ -290,7 +293,7 @@ def _run_case(
         witness=replace(witness, gradients=None),
         noise=noise,
         subjects=tuple(subjects),
-        vacuous=vacuous_expectation(expected),
+        vacuous=vacuous_expectation(expected, case.groups),
         implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
     )
 
@@ -353,7 +356,7 @@ def _judge_case(
         case=run.case.name,
         groups=run.case.groups,
         dtype_name=dtype,
-        objective=request.objective,
+        objective=objective_named(run.case.objective_name, request.objective),
         policy=request.policy,
         noise=noise,
     )
@@ -390,7 +393,8 @@ def _result(
         reasons=tuple(reasons),
         judgements=judgements,
         phases=subject.observation.phases if subject.observation is not None else (),
-        pairwise_slots=2 * run.case.pairwise_slots,
-        pairwise_rows=2 * run.case.num_completions,
-        can_save=any(len(group.prompt_ids) > 1 for group in run.case.groups),
+        passes=run.case.num_passes,
+        pairwise_slots=run.case.num_passes * run.case.pairwise_slots,
+        pairwise_rows=run.case.num_passes * run.case.num_completions,
+        can_save=any(len(group.prompt_ids) > 1 and len(group.completions) > 1 for group in run.case.groups),
     )

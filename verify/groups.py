@@ -12,20 +12,31 @@ TokenIds = tuple[int, ...]
 class PreferenceGroup:
     """One prompt with m preferred and n rejected responses (a DPO pair is 1+1, an SFT example 1+0).
 
+    Of a conversation with several supervised turns the prompt is what comes before the first of them; the rest is its
+    completion, with the turns of others masked out::
+
+        prompt      user: a b
+        completion  assistant: c d   user: e   assistant: f
+        mask                   T T         F              T
+
     Args:
         prompt_ids: Token ids of the prompt; at least one, because the first response token needs a predictor.
         positives: Token ids of each preferred response; at least one response, none of them empty.
         negatives: Token ids of each rejected response; may be empty, but holds no empty response.
         source: Where the group came from (``file:line``), or "" for a constructed one.
+        completion_masks: Which tokens of each response are supervised, in the order of ``completions``; ``()`` where
+            all of them are.
 
     Raises:
-        ValueError: An empty prompt, an empty response, no positive, or a negative token id.
+        ValueError: An empty prompt, an empty response, no positive, a negative token id, or masks that do not fit the
+            responses.
     """
 
     prompt_ids: TokenIds
     positives: tuple[TokenIds, ...]
     negatives: tuple[TokenIds, ...] = ()
     source: str = field(default="", compare=False)
+    completion_masks: tuple[tuple[bool, ...], ...] = ()
 
     def __post_init__(self) -> None:
         where = f" ({self.source})" if self.source else ""
@@ -40,11 +51,45 @@ class PreferenceGroup:
         for token_id in (t for ids in (self.prompt_ids, *self.positives, *self.negatives) for t in ids):
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 raise ValueError(f"token id {token_id!r}{where}: token ids are non-negative integers")
+        if self.completion_masks:
+            self._check_masks(where)
+
+    def _check_masks(self, where: str) -> None:
+        if len(self.completion_masks) != len(self.completions):
+            raise ValueError(
+                f"{len(self.completion_masks)} completion masks for {len(self.completions)} responses{where}: give one "
+                "for each, or none"
+            )
+        for index, (mask, ids) in enumerate(zip(self.completion_masks, self.completions, strict=True)):
+            if len(mask) != len(ids):
+                raise ValueError(f"completion_masks[{index}]{where}: {len(mask)} values for {len(ids)} tokens")
+            if not all(isinstance(value, bool) for value in mask):
+                raise ValueError(f"completion_masks[{index}]{where}: values other than True and False")
+            if not any(mask):
+                raise ValueError(f"completion_masks[{index}]{where}: no token of the response is supervised")
 
     @property
     def completions(self) -> tuple[TokenIds, ...]:
         """The responses in the order used everywhere: positives before negatives."""
         return self.positives + self.negatives
+
+    @property
+    def supervised(self) -> tuple[tuple[int, ...], ...]:
+        """Places of the supervised tokens of each completion."""
+        masks = self.completion_masks or tuple((True,) * len(ids) for ids in self.completions)
+        return tuple(tuple(place for place, counts in enumerate(mask) if counts) for mask in masks)
+
+    @property
+    def num_supervised(self) -> tuple[int, ...]:
+        """Number of supervised tokens of each completion."""
+        if not self.completion_masks:
+            return tuple(map(len, self.completions))
+        return tuple(map(sum, self.completion_masks))
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is one preferred and one rejected response."""
+        return len(self.positives) == len(self.negatives) == 1
 
 
 def check_token_ids(groups: Sequence[PreferenceGroup], vocab_size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +17,12 @@ from verify.budget import (
     loss_budget,
     margin_budgets,
     reward_budgets,
+    sft_loss_budget,
 )
 from verify.comparison import Comparison, Place, Quantity
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, NoiseFloor
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, Objective, Sft
 from verify.observation import Observation
 from verify.tolerance import Policy
 from verify.verdict import Verdict, fold
@@ -85,7 +86,7 @@ class JudgingContext:
     case: str
     groups: Sequence[PreferenceGroup]
     dtype_name: str
-    objective: DpoSigmoid
+    objective: Objective
     policy: Policy
     noise: NoiseFloor
 
@@ -117,20 +118,16 @@ def judge(
         raise ValueError(f"case {context.case}: nothing was compared")
     by_quantity = {c.quantity: c for c in comparisons if not c.part}
     budgets: dict[Quantity, dict[Statistic, Budget]] = {
-        "per_token_logps": _logp_budgets(by_quantity["per_token_logps"], kind, expected.per_token_logps, context),
-        "ref_per_token_logps": _logp_budgets(
-            by_quantity["ref_per_token_logps"], kind, expected.ref_per_token_logps, context
-        ),
+        quantity: _logp_budgets(by_quantity[quantity], kind, values, context)
+        for quantity, values in _logps_of(expected).items()
     }
     judgements = [
         _judgement(by_quantity[quantity], kind, statistic, budget)
         for quantity, of_statistic in budgets.items()
         for statistic, budget in of_statistic.items()
     ]
-    judgements += _scalar_judgements(
-        by_quantity, kind, expected, context,
-        logps_rms=budgets["per_token_logps"]["rms"].value, ref_logps_rms=budgets["ref_per_token_logps"]["rms"].value,
-    )  # fmt: skip
+    logp_budgets = {quantity: of_statistic["rms"].value for quantity, of_statistic in budgets.items()}
+    judgements += _scalar_judgements(by_quantity, kind, _scalar_budgets(expected, context, logp_budgets))
     gradients = [c for c in comparisons if c.quantity == "gradients"]
     judgements += _gradient_judgements(gradients, kind, expected, context, gradients_absent_because)
     return tuple(judgements)
@@ -153,25 +150,40 @@ def _logp_budgets(
     )
 
 
-def _scalar_judgements(
-    by_quantity: dict[Quantity, Comparison],
-    kind: BudgetKind,
-    expected: Observation,
-    context: JudgingContext,
-    *,
-    logps_rms: float,
-    ref_logps_rms: float,
-) -> list[Judgement]:
+def _logps_of(expected: Observation) -> dict[Quantity, tuple[Tensor, ...]]:
+    logps: dict[Quantity, tuple[Tensor, ...]] = {"per_token_logps": expected.per_token_logps}
+    if expected.ref_per_token_logps:
+        logps["ref_per_token_logps"] = expected.ref_per_token_logps
+    return logps
+
+
+def _scalar_budgets(
+    expected: Observation, context: JudgingContext, logp_budgets: Mapping[Quantity, float]
+) -> dict[Quantity, float]:
+    """Budgets that follow from the RMS budgets of the log-probs."""
+    if isinstance(context.objective, Sft):
+        return {
+            "loss": sft_loss_budget(context.objective, expected, logps_rms=logp_budgets["per_token_logps"]),
+        }
     rewards = reward_budgets(
-        context.groups, expected, context.objective, logps_rms=logps_rms, ref_logps_rms=ref_logps_rms
+        context.groups,
+        expected,
+        context.objective,
+        logps_rms=logp_budgets["per_token_logps"],
+        ref_logps_rms=logp_budgets["ref_per_token_logps"],
     )
-    margins = margin_budgets(rewards)
+    margins = margin_budgets(rewards, context.groups)
     # One bound for all completions: the largest. A reward is off by nats or by rounding, nothing lies between.
-    values: dict[Quantity, float] = {
+    return {
         "rewards": max(rewards),
-        "margins": max(margins),
+        "margins": max(map(max, margins)),
         "loss": loss_budget(margins, float(expected.loss)),
     }
+
+
+def _scalar_judgements(
+    by_quantity: dict[Quantity, Comparison], kind: BudgetKind, values: Mapping[Quantity, float]
+) -> list[Judgement]:
     return [
         _judgement(
             by_quantity[quantity],
@@ -201,11 +213,13 @@ def _gradient_judgements(
             )
             for statistic in STATISTICS
         ]
-    num_tokens = sum(len(ids) for group in context.groups for ids in group.completions)
-    coefficient = coefficient_noise(
-        kind, context.groups, expected, context.objective,
-        case=context.case, noise=context.noise, policy=context.policy,
-    )  # fmt: skip
+    num_tokens = sum(map(len, expected.per_token_logps))
+    coefficient = 0.0  # the weights of SFT are constants
+    if isinstance(context.objective, DpoSigmoid):
+        coefficient = coefficient_noise(
+            kind, context.groups, expected, context.objective,
+            case=context.case, noise=context.noise, policy=context.policy,
+        )  # fmt: skip
     judged: dict[Statistic, list[Judgement]] = {statistic: [] for statistic in STATISTICS}
     for comparison in comparisons:
         budgets = direct_budget(

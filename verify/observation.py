@@ -13,7 +13,7 @@ from torch import Tensor
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.models.lora import adapters_off
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, Objective, Sft
 from verify.slots import SlotCount, count_slots
 from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss, said_by
 
@@ -36,11 +36,11 @@ class Observation:
     """What one implementation computed on one case.
 
     Args:
-        per_token_logps: Policy log-probs, one float64 vector per completion, in nats.
-        ref_per_token_logps: The same with adapters off.
-        rewards: float64 [completions], beta * (logp - ref_logp).
-        margins: float64 [pairs], chosen minus rejected reward.
-        loss: Mean over the groups, in nats.
+        per_token_logps: Policy log-probs of the supervised tokens, one float64 vector per completion, in nats.
+        ref_per_token_logps: The same with adapters off; empty under an objective without a frozen policy.
+        rewards: float64 [completions], beta * (logp - ref_logp); empty under SFT.
+        margins: float64 [pairs], positive minus negative reward of every pair of each group; empty under SFT.
+        loss: The objective, in nats.
         gradients: d loss / d LoRA tensor by name (``<module>.lora_A``), or None where they were not computed.
         gradients_absent_because: Reason where ``gradients`` is None.
         phases: Token slots of each phase; empty for the oracle.
@@ -62,13 +62,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveValues:
-    """The objective applied to log-probs: loss (differentiable), rewards per completion."""
+    """The objective applied to log-probs: loss (differentiable), rewards per completion (none under SFT)."""
 
     loss: Tensor
     rewards: Tensor
 
 
-Objective = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[PreferenceGroup], DpoSigmoid], ObjectiveValues]
+ApplyObjective = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[PreferenceGroup], Objective], ObjectiveValues]
 
 
 @dataclass(slots=True)
@@ -86,9 +86,9 @@ def observe(
     subject: Subject,
     model: Any,
     groups: Sequence[PreferenceGroup],
-    objective: DpoSigmoid,
+    objective: Objective,
     *,
-    apply_objective: Objective,
+    apply_objective: ApplyObjective,
     seed: int,
     baseline: Baseline | None = None,
 ) -> Observation:
@@ -98,7 +98,7 @@ def observe(
         subject: The implementation.
         model: PEFT-wrapped causal LM; its LoRA tensors are the parameters that require grad.
         groups: The case's groups.
-        objective: beta and label smoothing.
+        objective: The objective of the case.
         apply_objective: The objective for subjects without their own loss.
         seed: Seed of torch's generator during the passes.
         baseline: What the model must be afterwards; what it is now if None.
@@ -121,10 +121,10 @@ def observe(
         except BaseException as error:  # a script that exits must not end the run with its own status
             raise SubjectError(f"subject {subject.name} raised {said_by(error)}") from error
     return Observation(
-        per_token_logps=passes.logps,
-        ref_per_token_logps=passes.refs,
+        per_token_logps=supervised_logps(passes.logps, groups),
+        ref_per_token_logps=supervised_logps(passes.refs, groups) if passes.refs else (),
         rewards=passes.rewards,
-        margins=pair_margins(passes.rewards, groups),
+        margins=pair_margins(passes.rewards, groups) if isinstance(objective, DpoSigmoid) else passes.rewards,
         loss=passes.loss,
         gradients=passes.gradients,
         gradients_absent_because=support.reason,
@@ -138,8 +138,8 @@ def _run_passes(
     subject: Subject,
     model: Any,
     groups: Sequence[PreferenceGroup],
-    objective: DpoSigmoid,
-    apply_objective: Objective,
+    objective: Objective,
+    apply_objective: ApplyObjective,
     differentiable: bool,
 ) -> _Passes:
     start = time.perf_counter()
@@ -148,9 +148,9 @@ def _run_passes(
         if owns_loss(subject):
             loss, rewards, logps = _own_loss(subject, model, groups, objective, differentiable, phases)
             if logps is None:
-                logps = _policy_and_reference(subject, model, groups, False, phases)
+                logps = _policy_and_reference(subject, model, groups, objective, False, phases)
         else:
-            logps = _policy_and_reference(subject, model, groups, differentiable, phases)
+            logps = _policy_and_reference(subject, model, groups, objective, differentiable, phases)
             values = apply_objective(logps.policy, logps.reference, groups, objective)
             loss, rewards = values.loss, values.rewards
         gradients = lora_gradients(loss, model) if differentiable else None
@@ -176,18 +176,23 @@ def _policy_and_reference(
     subject: Subject,
     model: Any,
     groups: Sequence[PreferenceGroup],
+    objective: Objective,
     differentiable: bool,
     phases: list[PhaseSlots],
 ) -> _Logps:
+    reference: object = None
     with count_slots(model) as slots:
-        with torch.no_grad(), adapters_off(model):
-            reference = _copied(subject.per_token_logps(model, groups))
+        if isinstance(objective, DpoSigmoid):
+            with torch.no_grad(), adapters_off(model):
+                reference = _copied(subject.per_token_logps(model, groups))
         with torch.set_grad_enabled(differentiable):
             policy = subject.per_token_logps(model, groups)
     phases.append(PhaseSlots("log-probs", slots))
     return _Logps(
         policy=check_logps(policy, groups, subject=subject.name, differentiable=differentiable),
-        reference=check_logps(reference, groups, subject=subject.name, differentiable=False),
+        reference=()
+        if reference is None
+        else check_logps(reference, groups, subject=subject.name, differentiable=False),
     )
 
 
@@ -202,20 +207,23 @@ def _own_loss(
     subject: Subject,
     model: Any,
     groups: Sequence[PreferenceGroup],
-    objective: DpoSigmoid,
+    objective: Objective,
     differentiable: bool,
     phases: list[PhaseSlots],
 ) -> tuple[Tensor, Tensor, _Logps | None]:
     with count_slots(model) as slots:
         output = subject.loss(model, groups, objective)  # type: ignore[attr-defined]
     phases.append(PhaseSlots("loss", slots))
-    num_completions = sum(len(group.completions) for group in groups)
+    num_completions = 0 if isinstance(objective, Sft) else sum(len(group.completions) for group in groups)
     loss, rewards = check_loss(
         output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
     )
     given = getattr(output, "per_token_logps", None), getattr(output, "ref_per_token_logps", None)
-    if given[0] is None or given[1] is None:
+    if given[0] is None or (given[1] is None and not isinstance(objective, Sft)):
         return loss, rewards, None
+    if isinstance(objective, Sft):
+        logps = check_logps(given[0], groups, subject=subject.name, differentiable=False)
+        return loss, rewards, _Logps(logps, ())
     policy, reference = (check_logps(part, groups, subject=subject.name, differentiable=False) for part in given)
     return loss, rewards, _Logps(policy, reference)
 
@@ -253,23 +261,41 @@ def lora_tensor_name(parameter_name: str) -> str:
     return name.removesuffix(".default")
 
 
-def pair_margins(rewards: Tensor, groups: Sequence[PreferenceGroup]) -> Tensor:
-    """Chosen minus rejected reward of each 1+1 group.
+def supervised_logps(logps: Sequence[Tensor], groups: Sequence[PreferenceGroup]) -> tuple[Tensor, ...]:
+    """The log-probs of the supervised tokens; what stands at others is not looked at.
 
     Args:
-        rewards: [completions], group by group, positives before negatives.
+        logps: One vector per completion, a value for each of its tokens.
         groups: The groups.
 
     Returns:
-        [pairs].
+        One vector per completion, a value for each of its supervised tokens.
+    """
+    if not any(group.completion_masks for group in groups):
+        return tuple(logps)
+    places = [supervised for group in groups for supervised in group.supervised]
+    return tuple(logp[list(supervised)] for logp, supervised in zip(logps, places, strict=True))
+
+
+def pair_margins(rewards: Tensor, groups: Sequence[PreferenceGroup]) -> Tensor:
+    """Positive minus negative reward of each pair of each group.
+
+    Args:
+        rewards: [completions], group by group, positives before negatives.
+        groups: The groups; a negative in each.
+
+    Returns:
+        [pairs]: group by group, positive by positive, negative by negative.
 
     Raises:
-        ValueError: A group that is not one positive and one negative.
+        ValueError: A group without a negative.
     """
+    margins, start = [], 0
     for index, group in enumerate(groups):
-        if len(group.positives) != 1 or len(group.negatives) != 1:
-            raise ValueError(
-                f"group {index} has {len(group.positives)} positives and {len(group.negatives)} negatives; "
-                "DPO compares one of each"
-            )
-    return rewards[0::2] - rewards[1::2]
+        num_positives, stop = len(group.positives), start + len(group.completions)
+        if not group.negatives:
+            raise ValueError(f"group {index} has no negative: there is nothing to compare its positives with")
+        positives, negatives = rewards[start : start + num_positives], rewards[start + num_positives : stop]
+        margins.append((positives[:, None] - negatives[None, :]).flatten())
+        start = stop
+    return torch.cat(margins)

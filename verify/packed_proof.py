@@ -107,10 +107,16 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
         for phase in result.phases:
             name, count = phase.phase, phase.count
             known = totals.get(name, _Total(_Fed(name), _Fed(f"the policy pass of {name}")))
-            slots, rows = result.pairwise_slots, result.pairwise_rows
+            slots, rows, passes = result.pairwise_slots, result.pairwise_rows, result.passes
             totals[name] = _Total(
                 _added(known.both, count.slots, count.rows, slots, rows),
-                _added(known.policy, count.slots_with_grad, count.rows_with_grad, slots // 2, rows // 2),
+                _added(
+                    known.policy,
+                    count.slots_with_grad,
+                    count.rows_with_grad,
+                    slots // passes,
+                    rows // passes,
+                ),
                 known.layer_slots + count.layer_slots,
             )
     return list(totals.values())

@@ -12,11 +12,14 @@ this project.
 Optional attributes and methods:
 
 - ``layout``: "packed" (default) or "unpacked". Whoever says packed must be seen to feed fewer token slots.
+- ``takes``: the kinds of case it takes, a tuple of "pairs" (the default: one preferred and one rejected response),
+  "groups" (any number of each) and "examples" (supervised fine-tuning: no rejected response, an SFT objective).
 - ``supports(case) -> Support``: any object with ``supported`` and ``reason``; default yes.
 - ``supports_gradients(model) -> Support``: default yes. Where not, only forward quantities are judged.
 - ``loss(model, groups, objective) -> LossOutput``: any object with ``loss`` (differentiable scalar), ``rewards`` (one
-  value per completion). Then the loss and the gradients through it are judged. If it also has ``per_token_logps`` and
-  ``ref_per_token_logps``, those are judged, and ``per_token_logps`` is not called apart.
+  value per completion; not under SFT). Then the loss and the gradients through it are judged. If it also has
+  ``per_token_logps`` and ``ref_per_token_logps`` (not under SFT), those are judged, and ``per_token_logps`` is not
+  called apart. ``objective.name`` says which loss: "sigmoid", "sft-token-mean" or "sft-example-mean".
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from verify.cases import Case
+from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.groups import PreferenceGroup
 
 OPTIONAL_METHODS = ("supports", "supports_gradients", "loss", "packed_rows")
@@ -90,7 +93,7 @@ class LossOutput(Protocol):
     """What ``loss`` of a subject returns."""
 
     loss: Tensor
-    rewards: Tensor | Sequence[Tensor] | Sequence[float]
+    rewards: Tensor | Sequence[Tensor] | Sequence[float]  # of a preference objective
 
 
 def layout_of(subject: Subject) -> str:
@@ -107,18 +110,37 @@ def layout_of(subject: Subject) -> str:
     return str(layout)
 
 
+def kinds_taken(subject: Subject) -> tuple[CaseKind, ...]:
+    """The kinds of case that a subject takes: pairs unless it says otherwise.
+
+    Raises:
+        SubjectError: Anything but a tuple or list of known kinds, without one twice.
+    """
+    takes = getattr(subject, "takes", ("pairs",))
+    known = [kind for kind in CASE_KINDS if isinstance(takes, list | tuple) and kind in takes]
+    if not known or len(known) != len(takes):
+        raise SubjectError(
+            f"subject {subject.name}: takes is {bounded(_read(takes, repr))}; it must be a tuple of some of "
+            f"{', '.join(map(repr, CASE_KINDS))}"
+        )
+    return tuple(known)
+
+
 def owns_loss(subject: Subject) -> bool:
     """Whether the subject computes its own loss."""
     return callable(getattr(subject, "loss", None))
 
 
 def support_for(subject: Subject, case: Case) -> Support:
-    """Whether the subject takes the case; default yes.
+    """Whether the subject takes the case: one of a kind that it takes, and not refused by its ``supports``.
 
     Raises:
         SubjectError: ``supports`` raised, or returned something without ``supported`` and ``reason``, or said no
-            without a reason.
+            without a reason; or ``takes`` is wrong.
     """
+    takes = kinds_taken(subject)
+    if case.kind not in takes:
+        return Support(False, f"a case of {case.kind}; the subject takes {', '.join(takes)}")
     return _ask(subject, "supports", case)
 
 
@@ -202,7 +224,7 @@ def check_loss(output: object, *, subject: str, num_completions: int, differenti
     Args:
         output: An object with ``loss`` and ``rewards``.
         subject: Name for messages.
-        num_completions: Number of rewards there must be.
+        num_completions: Number of rewards there must be; 0 under an objective without rewards.
         differentiable: Whether the loss must carry a graph.
 
     Returns:
@@ -216,6 +238,8 @@ def check_loss(output: object, *, subject: str, num_completions: int, differenti
         raise SubjectError(f"subject {subject}: loss(...).loss must be a scalar tensor, not {type(loss).__name__}")
     if differentiable and not loss.requires_grad:
         raise SubjectError(f"subject {subject}: loss(...).loss carries no graph")
+    if num_completions == 0:
+        return loss.reshape(()), torch.empty(0, dtype=torch.float64)
     if rewards is None:
         raise SubjectError(f"subject {subject}: loss(...).rewards is missing; one value per completion is needed")
     parts = rewards.detach().reshape(-1) if isinstance(rewards, Tensor) else rewards

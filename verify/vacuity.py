@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from verify.comparison import Comparison
+from verify.comparison import Comparison, pair_place
+from verify.groups import PreferenceGroup
 from verify.observation import Observation
 from verify.tolerance import PlausibleErrors
 
@@ -30,22 +31,24 @@ def vacuous_adapters(model: Any) -> tuple[str, ...]:
     return ()
 
 
-def vacuous_expectation(expected: Observation) -> tuple[str, ...]:
+def vacuous_expectation(expected: Observation, groups: Sequence[PreferenceGroup]) -> tuple[str, ...]:
     """Reasons why what the oracle computed on a case cannot show a fault.
 
     Args:
         expected: The oracle's observation.
+        groups: The case's groups.
 
     Returns:
         Reasons: policy equal to reference, a margin of zero, a gradient that is zero throughout.
     """
     reasons = []
-    policy, reference = torch.cat(expected.per_token_logps), torch.cat(expected.ref_per_token_logps)
-    if torch.equal(policy, reference):
+    if expected.ref_per_token_logps and torch.equal(
+        torch.cat(expected.per_token_logps), torch.cat(expected.ref_per_token_logps)
+    ):
         reasons.append("the policy equals the reference: every reward is zero whatever a mask does")
     zero_margins = [i for i, margin in enumerate(expected.margins.tolist()) if margin == 0.0]
     if zero_margins:
-        reasons.append(f"the margin of group {zero_margins[0]} is exactly zero (equal responses?)")
+        reasons.append(f"the margin of {pair_place(groups)(zero_margins[0])} is exactly zero (equal responses?)")
     zero = [name for name, gradient in (expected.gradients or {}).items() if not bool(gradient.any())]
     if zero:
         reasons.append(f"{len(zero)} expected gradients are zero throughout ({zero[0]})")

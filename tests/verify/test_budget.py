@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from verify.budget import Budget, coefficient_noise, direct_budget, loss_budget, margin_budgets, reward_budgets
+from verify.budget import (
+    Budget,
+    coefficient_noise,
+    direct_budget,
+    loss_budget,
+    margin_budgets,
+    reward_budgets,
+    sft_loss_budget,
+)
 from verify.comparison import Quantity
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, Noise, NoiseFloor
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, Sft
 from verify.observation import Observation
 from verify.tolerance import Policy, load_policy
 
@@ -228,11 +238,16 @@ def test_reward_budgets_by_hand() -> None:
     assert found == pytest.approx(
         [0.5 * (8 * 4e-6 + 2 * EPS32 * 8), 0.5 * (math.sqrt(192) * 4e-6 + 4 * EPS32 * 24)]
     )  # fmt: skip
-    assert margin_budgets(found) == [found[0] + found[1]]
+    assert margin_budgets(found, groups_of((4, 12))) == [[found[0] + found[1]]]
 
 
 def test_the_loss_is_budgeted_by_the_mean_of_its_margins_and_its_own_rounding() -> None:
-    assert loss_budget([1e-6, 3e-6], 0.7) == pytest.approx(2e-6 + EPS32 * 0.7)
+    assert loss_budget([[1e-6], [3e-6]], 0.7) == pytest.approx(2e-6 + EPS32 * 0.7)
+
+
+def test_a_group_of_many_pairs_weighs_no_more_in_the_loss_than_one_of_one_pair() -> None:
+    """Means 2e-6 and 8e-6 of the two groups; a mean over all four pairs would be 3.5e-6."""
+    assert loss_budget([[1e-6, 2e-6, 3e-6], [8e-6]], 0.0) == pytest.approx(5e-6)
 
 
 lengths = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=3)
@@ -274,8 +289,8 @@ def test_no_errors_within_the_log_prob_budget_leave_the_budgets_that_follow_from
     )
     room = 1 + 1e-9  # of this test's own arithmetic
     assert all(abs(error) <= bound * room for error, bound in zip(reward_errors, rewards, strict=True))
-    bounds = margin_budgets(rewards)
-    assert all(abs(error) <= bound * room for error, bound in zip(margin_errors, bounds, strict=True))
+    bounds = margin_budgets(rewards, groups)
+    assert all(abs(error) <= bound * room for error, [bound] in zip(margin_errors, bounds, strict=True))
     loss_error = abs(loss_of(margins + torch.tensor(margin_errors).double()) - loss_of(margins))
     assert loss_error <= loss_budget(bounds, loss_of(margins)) * room + 1e-12
 
@@ -292,3 +307,67 @@ def test_the_reward_budget_is_no_larger_than_need_be(layout: list[tuple[int, int
     expected = observation([0.0] * len(groups), zeros)
     found = reward_budgets(groups, expected, DpoSigmoid(beta=1.0), logps_rms=rms, ref_logps_rms=0.0)
     assert found[index] == pytest.approx(own * error)
+
+
+# Groups of any number of responses, and SFT.
+
+
+def group_of(positives: Sequence[int], negatives: Sequence[int]) -> PreferenceGroup:
+    return PreferenceGroup((1,), tuple((2,) * n for n in positives), tuple((3,) * n for n in negatives))
+
+
+def test_margins_of_a_group_are_budgeted_positive_by_positive_and_negative_by_negative() -> None:
+    groups = [group_of([1, 1], [1, 1, 1]), group_of([1], [1])]
+    assert margin_budgets([1, 2, 10, 20, 30, 100, 200], groups) == [[11, 21, 31, 12, 22, 32], [300]]
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 0.2]))
+def test_coefficient_noise_of_a_group_is_that_of_finite_differences_in_its_margins(
+    data: st.DataObject, num_positives: int, num_negatives: int, smoothing: float
+) -> None:
+    """The witness's own margin error moves every margin by as much; each completion's slope is a sum over its pairs."""
+    size, step = num_positives * num_negatives, 1e-4
+    z = torch.tensor(data.draw(st.lists(st.floats(-1.0, 1.0), min_size=size, max_size=size))).double()
+    table = z.view(num_positives, num_negatives)
+
+    def slopes(margins: Tensor) -> Tensor:
+        rewards = torch.zeros(num_positives + num_negatives, dtype=torch.float64, requires_grad=True)
+        shifted = margins + rewards[:num_positives, None] - rewards[None, num_positives:]
+        loss = -((1 - smoothing) * logsigmoid(shifted) + smoothing * logsigmoid(-shifted)).mean()
+        return torch.autograd.grad(loss, rewards)[0]
+
+    moved = (slopes(table + step) - slopes(table - step)) / (2 * step)
+    # Errors of opposite sign in the pairs of one completion cannot add up to more than all of one sign do.
+    bound = torch.sigmoid(table) * torch.sigmoid(-table) / size
+    largest = torch.cat((bound.sum(1), bound.sum(0)))
+    assert bool((moved.abs() <= largest + 1e-9).all())
+    found = coefficient_noise(
+        "oracle",
+        [group_of([1] * num_positives, [1] * num_negatives)],
+        observation(z.tolist()),
+        DpoSigmoid(beta=0.1, label_smoothing=smoothing),
+        case="c",
+        noise=floor("oracle", own_max=1e-5, own_rms=0.0, pooled=0.0),
+        policy=policy_with(),
+    )
+    assert found == pytest.approx(1e-5 * float(largest.norm() / slopes(table).norm()), rel=1e-6)
+
+
+@given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=4), sizes, st.sampled_from(["token", "example"]))
+def test_no_errors_within_the_log_prob_budget_leave_the_budget_of_an_sft_loss(
+    data: st.DataObject, counts: list[int], rms: float, mean: Literal["token", "example"]
+) -> None:
+    raw = torch.tensor(data.draw(st.lists(st.floats(-1, 1), min_size=sum(counts), max_size=sum(counts)))).double()
+    norm = float(raw.square().mean().sqrt())
+    errors = torch.split(raw * (rms / norm) if norm > 1e-12 else raw * 0, counts)
+    zeros = [torch.zeros(count, dtype=torch.float64) for count in counts]
+    moved = float(torch.cat(errors).mean()) if mean == "token" else sum(float(e.mean()) for e in errors) / len(counts)
+    expected = observation([], zeros)
+    assert abs(moved) <= sft_loss_budget(Sft(mean=mean), expected, logps_rms=rms) * (1 + 1e-9)
+
+
+def test_the_sft_budgets_of_the_two_means_differ_as_their_weights_do() -> None:
+    """Two completions of 1 and 3 tokens: equal weights, or 1/2 and three times 1/6, whose squares sum to 1/3."""
+    expected = observation([], [torch.zeros(1, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)])
+    assert sft_loss_budget(Sft(mean="token"), expected, logps_rms=1e-3) == pytest.approx(1e-3)
+    assert sft_loss_budget(Sft(mean="example"), expected, logps_rms=1e-3) == pytest.approx(1e-3 * math.sqrt(4 / 3))

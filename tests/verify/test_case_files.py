@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.case_files import cases_text, check_pairs, read_cases
+from verify.case_files import cases_text, read_cases
 from verify.cases import Case, tiny_cases
 from verify.groups import PreferenceGroup
 from verify.strict_json import JsonFileError
@@ -54,7 +55,12 @@ groups = st.builds(
     st.lists(ids, min_size=1, max_size=3).map(tuple),
     st.lists(ids, max_size=3).map(tuple),
     st.text(max_size=8),
-)
+).map(lambda group: replace(group, completion_masks=tuple((True, *ids[1:]) for ids in _falses(group))))
+
+
+def _falses(group: PreferenceGroup) -> list[tuple[bool, ...]]:
+    """Masks of groups whose prompt is long; none for the others."""
+    return [(False,) * len(ids) for ids in group.completions] if len(group.prompt_ids) > 2 else []
 
 
 @given(st.lists(groups, min_size=1, max_size=3).map(tuple), st.text(min_size=1, max_size=9))
@@ -62,7 +68,12 @@ def test_any_case_survives_writing_and_reading(
     tmp_path_factory: pytest.TempPathFactory, of_case: tuple[PreferenceGroup, ...], name: str
 ) -> None:
     path = tmp_path_factory.mktemp("cases") / "cases.json"
-    case = Case(name=name, why="drawn", groups=of_case)
+    compared = all(group.negatives for group in of_case)
+    if not compared:
+        of_case = tuple(
+            replace(g, negatives=(), completion_masks=g.completion_masks[: len(g.positives)]) for g in of_case
+        )
+    case = Case(name=name, why="drawn", groups=of_case, objective_name="sigmoid" if compared else "sft-example-mean")
     path.write_text(cases_text([case]), encoding="utf-8")
     (read,) = read_cases(path)
     assert read == case
@@ -121,11 +132,29 @@ def test_a_file_that_is_not_there_and_one_that_is_no_text(tmp_path: Path) -> Non
         read_cases(tmp_path)
 
 
-@pytest.mark.parametrize(("positives", "negatives"), [([[1]], []), ([[1], [2]], [[3]]), ([[1]], [[2], [3]])])
-def test_groups_other_than_pairs_are_refused_by_place(write: Write, positives: Any, negatives: Any) -> None:
-    path = write([{**MINE, "groups": [GROUP, {**GROUP, "positives": positives, "negatives": negatives}]}])
-    with pytest.raises(
-        JsonFileError, match=r"case 'mine', group 1 has \d positives and \d negatives; DPO compares one"
-    ):
-        check_pairs(read_cases(path), path)
-    check_pairs(read_cases(write([MINE])), path)
+def test_a_case_of_supervised_examples_is_read_with_its_objective_and_masks(write: Write) -> None:
+    group = {"prompt_ids": [5], "positives": [[4, 2, 8]], "completion_masks": [[True, False, True]]}
+    (case,) = read_cases(write([{"name": "turns", "objective": "sft-token-mean", "groups": [group]}]))
+    assert case.objective_name == "sft-token-mean"
+    assert case.kind == "examples"
+    assert case.groups[0].supervised == ((0, 2),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"negatives": []}, "case 'mine': case mine, group 1: no rejected response"),
+        ({"completion_masks": [[True, True]]}, "group 1: 1 completion masks for 2 responses"),
+        ({"completion_masks": [[True], [True]]}, r"group 1: completion_masks\[0\]: 1 values for 2 tokens"),
+        ({"completion_masks": [[True, True], [False]]}, r"group 1: completion_masks\[1\]: no token of the response is"),
+    ],
+)
+def test_groups_without_meaning_are_refused_by_place(write: Write, changes: dict[str, Any], message: str) -> None:
+    path = write([{**MINE, "groups": [GROUP, {**GROUP, **changes}]}])
+    with pytest.raises(JsonFileError, match=f"cases file .*{message}"):
+        read_cases(path)
+
+
+def test_supervised_fine_tuning_takes_no_rejected_responses(write: Write) -> None:
+    with pytest.raises(JsonFileError, match="a rejected response under sft-token-mean, which learns from preferred"):
+        read_cases(write([{**MINE, "objective": "sft-token-mean"}]))

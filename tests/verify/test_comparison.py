@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from verify.comparison import QUANTITIES, Comparison, StructureError, compare_observations
+from verify.comparison import QUANTITIES, Comparison, StructureError, compare_logps, compare_observations
 from verify.groups import PreferenceGroup
 from verify.observation import Observation
 
@@ -432,7 +432,7 @@ def test_responses_of_a_group_with_several_are_numbered() -> None:
         per_token_logps=values,
         ref_per_token_logps=values,
         rewards=vector(1, 2, 3, 4),
-        margins=vector(1),
+        margins=vector(1, 2, 3, 4),
         loss=vector(1)[0],
         gradients=None,
         gradients_absent_because="not needed here",
@@ -443,6 +443,38 @@ def test_responses_of_a_group_with_several_are_numbered() -> None:
     assert [place.where for place in rewards.worst] == [
         "group 0, positive 0", "group 0, positive 1", "group 0, negative 0",
     ]  # fmt: skip
+    further = replace(expected, margins=expected.margins + vector(0, 3, 2, 1))
+    (margins,) = [c for c in compare_observations(further, with_gradients, groups) if c.quantity == "margins"]
+    assert [place.where for place in margins.worst] == [
+        "group 0, positive 0 against negative 1",
+        "group 0, positive 1 against negative 0",
+        "group 0, positive 1 against negative 1",
+    ]
+
+
+def test_unsupervised_tokens_keep_their_places_in_names() -> None:
+    """The third token of the response is the second that is supervised."""
+    groups = (PreferenceGroup((1,), ((2, 3, 4),), completion_masks=((True, False, True),)),)
+    expected = (vector(-1, -2),)
+    found = compare_logps((vector(-1, -5),), expected, groups)
+    assert found.num_compared == 2
+    assert found.worst[0].where == "group 0, chosen, token 2, predicted from its token 1"
+
+
+def test_an_sft_observation_is_compared_in_log_probs_loss_and_gradients_alone() -> None:
+    groups = (PreferenceGroup((1,), ((2, 3),)),)
+    expected = Observation(
+        per_token_logps=(vector(-1, -2),),
+        ref_per_token_logps=(),
+        rewards=vector(),
+        margins=vector(),
+        loss=vector(1.5)[0],
+        gradients={"m.lora_A": torch.ones(1, 1, dtype=torch.float64)},
+    )
+    found = compare_observations(expected, expected, groups)
+    assert [c.quantity for c in found] == ["per_token_logps", "loss", "gradients"]
+    with pytest.raises(StructureError, match="ref_per_token_logps"):
+        compare_observations(replace(expected, ref_per_token_logps=(vector(-1, -2),)), expected, groups)
 
 
 def test_the_three_largest_differences_are_kept_largest_first(observation: Observation) -> None:

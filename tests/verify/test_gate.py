@@ -309,15 +309,6 @@ def test_a_token_outside_the_vocabulary_is_refused_with_its_place(
         gate([third_party("ByHand")], [case])
 
 
-@pytest.mark.parametrize("num_negatives", [0, 2])
-def test_a_group_that_is_not_a_pair_is_refused(
-    gate: Callable[..., GateOutcome], third_party: Callable[[str], Subject], num_negatives: int
-) -> None:
-    case = Case(name="group", why="", groups=(PreferenceGroup((1,), ((2,),), ((3,),) * num_negatives),))
-    with pytest.raises(ValueError, match=f"{num_negatives}"):
-        gate([third_party("ByHand")], [case])
-
-
 def test_an_unpacked_path_that_cannot_be_run_stops_the_run(
     gate: Callable[..., GateOutcome],
     third_party: Callable[[str], Subject],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,9 +16,16 @@ from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelUnderTest
 from verify.objective import DpoSigmoid
-from verify.observation import Observation, lora_tensor_name, observe, pair_margins, to_float64
+from verify.observation import (
+    Observation,
+    lora_tensor_name,
+    observe,
+    pair_margins,
+    supervised_logps,
+    to_float64,
+)
 from verify.subject import Subject, SubjectError
-from verify.subjects.oracle import apply_dpo, observe_oracle
+from verify.subjects.oracle import apply_objective, observe_oracle
 
 OBJECTIVE = DpoSigmoid(beta=0.3, label_smoothing=0.1)
 Tiny = Callable[[str], ModelUnderTest]
@@ -25,7 +33,7 @@ ThirdParty = Callable[[str], Subject]
 
 
 def look(subject: Subject, model: Any, case: Case, **changes: Any) -> Observation:
-    settings = {"objective": OBJECTIVE, "apply_objective": apply_dpo, "seed": 0, **changes}
+    settings = {"objective": OBJECTIVE, "apply_objective": apply_objective, "seed": 0, **changes}
     objective = settings.pop("objective")
     return observe(subject, model, case.groups, objective, **settings)
 
@@ -233,15 +241,23 @@ def test_margins_are_chosen_minus_rejected_of_each_group() -> None:
     assert pair_margins(torch.tensor([3.0, 1.0, 0.5, 4.0]), groups).tolist() == [2.0, -3.5]
 
 
-@pytest.mark.parametrize(("positives", "negatives"), [(1, 0), (2, 1), (1, 2)])
-def test_margins_of_other_groups_than_pairs_are_refused(positives: int, negatives: int) -> None:
+def test_margins_of_a_group_run_over_its_positives_and_for_each_over_its_negatives() -> None:
+    group = PreferenceGroup((1,), ((2,), (3,)), ((4,), (5,), (6,)))
     pair = PreferenceGroup((1,), ((2,),), ((3,),))
-    other = PreferenceGroup((1,), ((2,),) * positives, ((3,),) * negatives)
-    message = f"group 1 has {positives} positives and {negatives} negatives; DPO compares one of each"
-    with pytest.raises(ValueError, match=message):
-        pair_margins(torch.zeros(2 + positives + negatives), [pair, other])
-    with pytest.raises(ValueError, match=message):
-        apply_dpo([], [], [pair, other], OBJECTIVE)
+    rewards = torch.tensor([10.0, 20.0, 1.0, 2.0, 3.0, 7.0, 5.0])
+    assert pair_margins(rewards, [group, pair]).tolist() == [9.0, 8.0, 7.0, 19.0, 18.0, 17.0, 2.0]
+
+
+def test_margins_of_a_group_without_a_negative_are_refused() -> None:
+    pair = PreferenceGroup((1,), ((2,),), ((3,),))
+    with pytest.raises(ValueError, match="group 1 has no negative"):
+        pair_margins(torch.zeros(3), [pair, PreferenceGroup((1,), ((2,),))])
+
+
+def test_only_supervised_tokens_are_observed() -> None:
+    group = PreferenceGroup((1,), ((2, 3, 4),), completion_masks=((True, False, True),))
+    (kept,) = supervised_logps([torch.tensor([-1.0, math.nan, -3.0])], [group])
+    assert kept.tolist() == [-1.0, -3.0]
 
 
 @pytest.mark.parametrize(

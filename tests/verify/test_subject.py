@@ -19,6 +19,7 @@ from verify.subject import (
     check_logps,
     check_loss,
     gradient_support,
+    kinds_taken,
     layout_of,
     owns_loss,
     support_for,
@@ -165,6 +166,22 @@ def test_a_subject_is_packed_unless_it_says_otherwise() -> None:
             layout_of(subject(layout=layout))
 
 
+def test_a_subject_takes_pairs_unless_it_says_otherwise() -> None:
+    pairs = Case(name="c", why="", groups=GROUPS)
+    several = Case(name="c", why="", groups=(PreferenceGroup((1,), ((2,),), ((3,), (4,))),))
+    examples = Case(name="c", why="", groups=(PreferenceGroup((1,), ((2,),)),), objective_name="sft-token-mean")
+    assert [support_for(subject(), case).supported for case in (pairs, several, examples)] == [True, False, False]
+    assert support_for(subject(), several).reason == "a case of groups; the subject takes pairs"
+    of_all = subject(takes=["examples", "groups"])
+    assert [support_for(of_all, case).supported for case in (pairs, several, examples)] == [False, True, True]
+
+
+@pytest.mark.parametrize("takes", ["pairs", (), ("pairs", "trees"), ("pairs", "pairs"), None, 3, (["pairs"],)])
+def test_what_a_subject_takes_is_a_tuple_of_known_kinds(takes: object) -> None:
+    with pytest.raises(SubjectError, match=r"takes is .*; it must be a tuple of some of 'pairs', 'groups', 'examples'"):
+        kinds_taken(subject(takes=takes))
+
+
 ASKS = [("supports", support_for), ("supports_gradients", gradient_support)]
 
 
@@ -193,7 +210,7 @@ def test_an_answer_that_is_neither_yes_nor_a_reasoned_no_is_refused(
     method: str, ask: Any, answer: object, message: str
 ) -> None:
     with pytest.raises(SubjectError, match=f"^subject mine: {method} .*{message}"):
-        ask(subject(**{method: lambda asked: answer}), GROUPS)
+        ask(subject(**{method: lambda asked: answer}), Case(name="c", why="", groups=GROUPS))
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(0)])

@@ -156,6 +156,9 @@ def test_a_model_without_adapters_is_vacuous() -> None:
     assert reason == "the model has no trainable LoRA tensor: no gradient would be compared"
 
 
+PAIRS = (PreferenceGroup((1,), ((2, 3),), ((4,),)),) * 2
+
+
 @pytest.fixture
 def sound() -> Observation:
     return Observation(
@@ -170,7 +173,7 @@ def sound() -> Observation:
 
 def test_a_sound_expectation_gives_no_reason(sound: Observation) -> None:
     """One reward of zero, one gradient entry of zero and tiny values are nothing to object to."""
-    assert vacuous_expectation(sound) == ()
+    assert vacuous_expectation(sound, PAIRS) == ()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_a_sound_expectation_gives_no_reason(sound: Observation) -> None:
     ids=["policy-is-reference", "one-margin", "negative-zero", "one-gradient"],
 )  # fmt: skip
 def test_each_empty_expectation_gives_its_reason(sound: Observation, change: dict[str, Any], reason: str) -> None:
-    (found,) = vacuous_expectation(replace(sound, **change))
+    (found,) = vacuous_expectation(replace(sound, **change), PAIRS)
     assert re.search(reason, found)
 
 

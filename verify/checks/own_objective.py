@@ -14,7 +14,7 @@ from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.objective import DpoSigmoid
 from verify.observation import to_float64
 from verify.subject import check_logps, check_loss, owns_loss
-from verify.subjects.oracle import apply_dpo
+from verify.subjects.oracle import apply_objective
 
 _ROUNDINGS = 4
 """Of a reward beside those of its sum: the difference to the reference, the product with beta, the margin, the loss."""
@@ -34,7 +34,7 @@ def _measure(bench: Bench, case: Case) -> Measured:
     logps, refs = (check_logps(part, groups, subject=subject.name, differentiable=False) for part in given)
     epsilon = max(float(torch.finfo(dtype).eps) for dtype in {torch.float32, *(logp.dtype for logp in (*logps, *refs))})
     logps, refs = (tuple(map(to_float64, part)) for part in (logps, refs))
-    expected = apply_dpo(logps, refs, groups, objective)
+    expected = apply_objective(logps, refs, groups, objective)
     budgets = reward_budgets(logps, refs, objective, epsilon)
     loss_budget = 2 * sum(budgets) / len(budgets) + _ROUNDINGS * epsilon * abs(float(expected.loss))
     compared, differing, largest, worst = 0, 0, 0.0, ""

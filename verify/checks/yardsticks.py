@@ -20,7 +20,7 @@ from verify.model_state import Baseline
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import DpoSigmoid
 from verify.observation import Observation, observe, to_float64
-from verify.subjects.oracle import apply_dpo
+from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS, PairwiseSubject
 from verify.tolerance import Policy
 
@@ -175,7 +175,7 @@ def _loss_yardstick(
     model: Any, baseline: Baseline, case: Case, dtype: str, objective: DpoSigmoid, policy: Policy, seed: int
 ) -> LossYardstick:
     def run(form: PairwiseSubject, groups: Sequence[PreferenceGroup]) -> Observation:
-        return observe(form, model, groups, objective, apply_objective=apply_dpo, seed=seed, baseline=baseline)
+        return observe(form, model, groups, objective, apply_objective=apply_objective, seed=seed, baseline=baseline)
 
     forms = {form.name: run(form, case.groups) for form in _PADDED_FORMS}
     form, count = _PADDED_FORMS[0], len(case.groups)
@@ -207,4 +207,6 @@ def _loss_yardstick(
         )["rms"].value
         for name in expected.gradients or {}
     }
-    return LossYardstick(loss=loss_budget(margin_budgets(rewards), float(expected.loss)), gradients=gradients)
+    return LossYardstick(
+        loss=loss_budget(margin_budgets(rewards, case.groups), float(expected.loss)), gradients=gradients
+    )

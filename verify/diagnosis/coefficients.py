@@ -23,7 +23,7 @@ from torch import Tensor
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.objective import DpoSigmoid
-from verify.observation import Objective, lora_tensor_name
+from verify.observation import ApplyObjective, lora_tensor_name
 from verify.subject import Subject
 
 _IN_SPAN = 0.05
@@ -84,7 +84,7 @@ def gradient_basis(
     objective: DpoSigmoid,
     *,
     per_token: bool,
-    apply_objective: Objective,
+    apply_objective: ApplyObjective,
     ref_logps: Sequence[Tensor],
     baseline: Baseline,
 ) -> Basis:

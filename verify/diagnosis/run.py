@@ -19,7 +19,7 @@ from verify.faults.fault import Fault
 from verify.gate import GateRequest, Progress, Result
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
-from verify.subject import Subject
+from verify.subject import Subject, said_by
 from verify.subjects.pairwise import VARIATIONS
 from verify.verdict import Verdict
 
@@ -146,7 +146,7 @@ def _diagnose(
         try:
             found = benches[dtype].diagnose(failure.subject, cases, findings=failure.findings)
         except Exception as error:  # the verdict stands without a diagnosis and must not be lost with it
-            found = Diagnosis(notes=(f"the diagnosis itself failed: {type(error).__name__}: {error}",))
+            found = Diagnosis(notes=(f"the diagnosis itself failed: {said_by(error)}",))
         if found.case:
             return found, dtype
     suspects = rank(exact_check_suspects(failure.findings, parity_holds=False), [])
@@ -155,7 +155,7 @@ def _diagnose(
 
 def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:
     names = {result.case for result in failure.failing}
-    return tuple(case for case in request.cases if case.name in names)
+    return tuple(case for case in request.cases if case.name in names and case.kind == "pairs")
 
 
 def _tiny(vocab_size: int, seed: int) -> tuple[Case, ...]:

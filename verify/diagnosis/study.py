@@ -27,10 +27,10 @@ from verify.models.request import DTYPES, ModelRequest, build_model
 from verify.noise import NoiseSample, measure_noise
 from verify.objective import DpoSigmoid
 from verify.observation import Observation, observe
-from verify.subject import Subject, SubjectError, gradient_support
+from verify.subject import Subject, SubjectError, gradient_support, said_by
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
-from verify.subjects.oracle import apply_dpo
+from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
 
@@ -81,7 +81,7 @@ class Workbench:
         """
         return observe(
             subject, self.model, case.groups, self.objective,
-            apply_objective=apply_dpo, seed=self.seed, baseline=self.baseline,
+            apply_objective=apply_objective, seed=self.seed, baseline=self.baseline,
         )  # fmt: skip
 
     def observe_with_flow(self, subject: Subject, case: Case) -> tuple[Observation, list[ForwardCall]]:
@@ -92,7 +92,7 @@ class Workbench:
         with record_flow(self.decoder, policy_pass(self.model, differentiable=differentiable)) as calls:
             # The hooks of this recording are part of the model for as long as it runs.
             observation = observe(
-                subject, self.model, case.groups, self.objective, apply_objective=apply_dpo, seed=self.seed
+                subject, self.model, case.groups, self.objective, apply_objective=apply_objective, seed=self.seed
             )
         return observation, calls
 
@@ -190,7 +190,7 @@ class CaseStudy:
         for group in self.case.groups:
             part = slice(start, start + len(group.completions))
             start = part.stop
-            values = apply_dpo(
+            values = apply_objective(
                 self.witness.per_token_logps[part],
                 self.witness.ref_per_token_logps[part],
                 [group],
@@ -228,7 +228,7 @@ class CaseStudy:
                 self.case.groups,
                 self.bench.objective,
                 per_token=per_token,
-                apply_objective=apply_dpo,
+                apply_objective=apply_objective,
                 ref_logps=self.witness.ref_per_token_logps,
                 baseline=self.bench.baseline,
             )
@@ -293,7 +293,7 @@ class CaseStudy:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                raise SubjectError(f"subject {subject.name} raised {type(error).__name__}: {error}") from error
+                raise SubjectError(f"subject {subject.name} raised {said_by(error)}") from error
         return calls, seen
 
 

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor
 
+from reference_impl import batch_objective
 from reference_impl.config import from_hf_config
 from reference_impl.lora import LoraFactors
-from reference_impl.objectives import check_beta, mean_loss, sequence_logps, sigmoid_losses
-from reference_impl.objectives import margins as margins_of
-from reference_impl.objectives import rewards as rewards_of
 from reference_impl.step import oracle_step
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
-from verify.observation import ObjectiveValues, Observation, to_float64
+from verify.objective import DpoSigmoid, Objective
+from verify.observation import ObjectiveValues, Observation, supervised_logps, to_float64
 
 _PEFT_PREFIX = "base_model.model."
 
 
-def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: DpoSigmoid) -> Observation:
+def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Objective) -> Observation:
     """What the model's weights and adapters mean, in float64.
 
     Args:
         model: The PEFT-wrapped model; only its tensors and its config are used, none of its code.
-        groups: 1+1 groups.
-        objective: beta and label smoothing.
+        groups: The groups.
+        objective: The objective.
 
     Returns:
         The expected observation.
 
     Raises:
-        ValueError: A model that the oracle does not know, or groups that are not pairs.
+        ValueError: A model that the oracle does not know, or groups that the objective has no meaning for.
     """
     start = time.perf_counter()
     weights, lora = read_tensors(model)
@@ -42,18 +40,31 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Dpo
         weights,
         from_hf_config(model.config.to_dict()),
         lora,
-        beta=objective.beta,
-        label_smoothing=objective.label_smoothing,
+        objective=objective.name,
+        **_parameters(objective),
     )
     return Observation(
-        per_token_logps=tuple(map(to_float64, step.per_token_logps)),
-        ref_per_token_logps=tuple(map(to_float64, step.ref_per_token_logps)),
+        per_token_logps=supervised_logps(tuple(map(to_float64, step.per_token_logps)), groups),
+        ref_per_token_logps=supervised_logps(tuple(map(to_float64, step.ref_per_token_logps)), groups)
+        if step.ref_per_token_logps
+        else (),
         rewards=to_float64(step.rewards),
         margins=to_float64(step.margins),
         loss=to_float64(step.loss),
         gradients={name: to_float64(gradient) for name, gradient in (step.gradients or {}).items()},
         elapsed_s=time.perf_counter() - start,
     )
+
+
+class _Parameters(TypedDict, total=False):
+    beta: float
+    label_smoothing: float
+
+
+def _parameters(objective: Objective) -> _Parameters:
+    if isinstance(objective, DpoSigmoid):
+        return {"beta": objective.beta, "label_smoothing": objective.label_smoothing}
+    return {}
 
 
 def check_known_to_oracle(config: Any) -> None:
@@ -102,34 +113,28 @@ def _scalings(model: Any) -> Mapping[str, float]:
     }
 
 
-def apply_dpo(
-    logps: Sequence[Tensor], refs: Sequence[Tensor], groups: Sequence[PreferenceGroup], objective: DpoSigmoid
+def apply_objective(
+    logps: Sequence[Tensor], refs: Sequence[Tensor], groups: Sequence[PreferenceGroup], objective: Objective
 ) -> ObjectiveValues:
     """The published objective on a subject's log-probs, in float64.
 
     Args:
-        logps: Policy log-probs, one vector per completion.
-        refs: Reference log-probs.
-        groups: 1+1 groups.
-        objective: beta and label smoothing.
+        logps: Policy log-probs, one vector per completion, a value for each of its tokens.
+        refs: Reference log-probs; none under SFT.
+        groups: The groups.
+        objective: The objective.
 
     Returns:
-        Mean loss over the groups (differentiable through ``logps``) and rewards.
+        The loss (differentiable through ``logps``) and, under a preference objective, the rewards.
 
     Raises:
-        ValueError: A group that is not one positive and one negative.
+        ValueError: Groups that the objective has no meaning for.
     """
-    for index, group in enumerate(groups):
-        if len(group.positives) != 1 or len(group.negatives) != 1:
-            raise ValueError(
-                f"group {index} has {len(group.positives)} positives and {len(group.negatives)} negatives; "
-                "DPO compares one of each"
-            )
-    check_beta(objective.beta)
-    rewards = rewards_of(
-        sequence_logps([logp.double() for logp in logps]),
-        sequence_logps([ref.detach().double() for ref in refs]),
-        objective.beta,
+    values = batch_objective.apply_objective(
+        [logp.double() for logp in logps],
+        [ref.double() for ref in refs],
+        groups,
+        objective=objective.name,
+        **_parameters(objective),
     )
-    losses = sigmoid_losses(margins_of(rewards[0::2], rewards[1::2]), objective.label_smoothing)
-    return ObjectiveValues(loss=mean_loss(losses, len(groups)), rewards=rewards)
+    return ObjectiveValues(loss=values.loss, rewards=values.rewards)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from reference_impl import pairwise
 from reference_impl.pairwise import Batching, RowOrder
+from verify.cases import CASE_KINDS, CaseKind
 from verify.groups import PreferenceGroup
 from verify.subjects.attention import attention_set_to
 
@@ -37,6 +38,7 @@ class PairwiseSubject:
     extra_padding: int = 0
     row_order: RowOrder = "given"
     layout: str = "unpacked"
+    takes: tuple[CaseKind, ...] = CASE_KINDS
 
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Log-probs of every completion, unpacked."""

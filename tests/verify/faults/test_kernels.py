@@ -20,7 +20,7 @@ from verify.objective import DpoSigmoid
 from verify.observation import Observation, observe
 from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
-from verify.subjects.oracle import apply_dpo
+from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.subjects.selection import select_subject
 from verify.verdict import Verdict
@@ -68,7 +68,7 @@ def test_a_fault_is_caught_in_spite_of_jitter(
 
 def _observed(built: ModelUnderTest, subject: Subject, case: Case) -> Observation:
     return observe(
-        subject, built.model, case.groups, DpoSigmoid(beta=0.3), apply_objective=apply_dpo, seed=0
+        subject, built.model, case.groups, DpoSigmoid(beta=0.3), apply_objective=apply_objective, seed=0
     )  # fmt: skip
 
 

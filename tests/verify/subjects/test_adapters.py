@@ -14,7 +14,7 @@ from verify.models.request import ModelUnderTest
 from verify.objective import DpoSigmoid
 from verify.observation import lora_tensor_name
 from verify.subject import support_for
-from verify.subjects.oracle import apply_dpo, observe_oracle, read_tensors
+from verify.subjects.oracle import apply_objective, observe_oracle, read_tensors
 from verify.subjects.packed import PACKED_SUBJECTS, PackedSubject
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.verdict import Verdict
@@ -66,7 +66,7 @@ def test_the_objective_of_the_runner_by_hand() -> None:
     groups = [PreferenceGroup((1,), ((2, 3),), ((4,),))]
     logps = [torch.tensor([-1.0, -2.0], requires_grad=True), torch.tensor([-3.0], requires_grad=True)]
     refs = [torch.tensor([-1.5, -2.0]), torch.tensor([-2.0])]
-    values = apply_dpo(logps, refs, groups, DpoSigmoid(beta=0.5, label_smoothing=0.2))
+    values = apply_objective(logps, refs, groups, DpoSigmoid(beta=0.5, label_smoothing=0.2))
     assert values.rewards.detach().tolist() == [0.25, -0.5]
     up, down = 1 / (1 + torch.tensor(-0.75).double().exp()), 1 / (1 + torch.tensor(0.75).double().exp())
     assert float(values.loss.detach()) == pytest.approx(float(-0.8 * up.log() - 0.2 * down.log()))
