@@ -53,7 +53,11 @@ class Sigmoid:
 
 @dataclass(frozen=True, slots=True)
 class Sft:
-    """Supervised fine-tuning: which mean it takes."""
+    """Supervised fine-tuning.
+
+    Args:
+        mean_over: What weighs the same: every supervised token of the batch, or every completion.
+    """
 
     mean_over: Literal["tokens", "examples"]
 
@@ -217,11 +221,11 @@ def group_share(
         return ObjectiveValues(loss, rewards=loss.new_empty(0), margins=loss.new_empty(0))
     # The frozen policy is a constant of the objective, whatever graph its log-probs come with.
     ref_sums = sequence_logps(_supervised(ref_logps, group)).detach()
-    of_completions = rewards(sequence_logps(supervised), ref_sums, objective.beta)
+    group_rewards = rewards(sequence_logps(supervised), ref_sums, objective.beta)
     num_positives = len(group.positives)
-    margins_PN = group_margins(of_completions[:num_positives], of_completions[num_positives:])
+    margins_PN = group_margins(group_rewards[:num_positives], group_rewards[num_positives:])
     loss = mean_loss(group_sigmoid_loss(margins_PN, objective.label_smoothing), sizes.groups)
-    return ObjectiveValues(loss, of_completions, margins_PN.flatten())
+    return ObjectiveValues(loss, group_rewards, margins_PN.flatten())
 
 
 def batch_token_coefficients(

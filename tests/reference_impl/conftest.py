@@ -123,6 +123,35 @@ def pairs() -> list[Pair]:
 
 
 @pytest.fixture
+def many() -> list[Pair]:
+    """Groups of 2+3 and of 1+1, masks on the first: no two completions have equally many supervised tokens."""
+    return [
+        Pair(
+            (5, 17, 3),
+            ((31, 8, 44, 2), (9, 9)),
+            ((12, 50, 7, 7, 19), (40,), (1, 2, 3)),
+            (
+                (True, False, True, True),
+                (False, True),
+                (True, True, True, True, False),
+                (True,),
+                (False, True, True),
+            ),
+        ),
+        Pair((58, 6), ((4, 33, 21),), ((6,),)),
+    ]
+
+
+@pytest.fixture
+def examples() -> list[Pair]:
+    """SFT data: one example with a turn of somebody else in its middle, and two rollouts of one prompt."""
+    return [
+        Pair((5, 17, 3, 22), ((31, 8, 44, 2, 19, 7),), (), ((True, True, False, False, True, True),)),
+        Pair((58,), ((4, 33, 21), (6,)), ()),
+    ]
+
+
+@pytest.fixture
 def random_pair() -> Callable[..., Pair]:
     def make(num_prompt: int, num_chosen: int, num_rejected: int, seed: int) -> Pair:
         generator = torch.Generator().manual_seed(seed)

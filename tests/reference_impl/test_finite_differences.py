@@ -21,6 +21,20 @@ def test_gradients_are_the_slope_of_the_loss(family, tiny, pairs) -> None:
         assert abs(measured) > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("objective", "data"),
+    [("sigmoid", "many"), ("sft-token-mean", "examples"), ("sft-example-mean", "examples")],
+)
+def test_gradients_are_the_slope_of_every_objective(objective, data, tiny, request) -> None:
+    made, groups = tiny(), request.getfixturevalue(data)
+    arguments = {"objective": objective, **(OBJECTIVE if objective == "sigmoid" else {})}
+    gradients = oracle_step(groups, made.weights, made.config, made.lora, **arguments).gradients
+    direction = random_direction(made.lora, torch.Generator().manual_seed(7))
+    measured = slope_from_losses(groups, made.weights, made.config, made.lora, direction, **arguments)
+    assert slope_from_gradients(gradients, direction) == pytest.approx(measured, rel=1e-7)
+    assert abs(measured) > 1e-4
+
+
 def test_one_wrong_gradient_among_many_is_noticed(tiny, pairs) -> None:
     made = tiny()
     gradients = dict(oracle_step(pairs, made.weights, made.config, made.lora, **OBJECTIVE).gradients)

@@ -64,6 +64,23 @@ def test_groups_of_any_size_come_in_the_standard_order(tiny, pairs, float64_thro
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "variation", [VARIATIONS[0], {"batching": "padded-left"}, {"batching": "padded-right", "max_rows": 2}], ids=str
+)
+@pytest.mark.parametrize(("objective", "data"), [("sigmoid", "many"), ("sft-token-mean", "examples")])
+def test_groups_of_every_kind_are_the_oracle_whatever_their_masks(
+    variation, objective, data, tiny, request, float64_throughout
+) -> None:
+    made, groups = tiny(), request.getfixturevalue(data)
+    expected = oracle_step(
+        groups, made.weights, made.config, made.lora,
+        objective=objective, beta=1.0, label_smoothing=0.0, gradients=False,
+    )  # fmt: skip
+    actual = per_token_logps(float64_throughout(made.model), groups, **variation)
+    torch.testing.assert_close(actual, list(expected.per_token_logps), rtol=0, atol=1e-12)
+    assert any(group.completion_masks for group in groups)
+
+
 def test_the_log_softmax_of_a_narrow_model_is_float32(tiny, pairs) -> None:
     actual = per_token_logps(tiny().model.to(torch.bfloat16), pairs, batching="padded-left")
     assert all(logps.dtype == torch.float32 and logps.isfinite().all() for logps in actual)

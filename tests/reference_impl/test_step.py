@@ -7,13 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from reference_impl import step as step_module
+from reference_impl.batch_objective import batch_token_coefficients
 from reference_impl.groups import unpack
 from reference_impl.logps import completion_logps
 from reference_impl.lora import LoraFactors
-from reference_impl.objectives import token_coefficients
 from reference_impl.step import oracle_step
 
 BETA, SMOOTHING = 0.4, 0.1
+every_objective = pytest.mark.parametrize(
+    ("objective", "data"),
+    [("sigmoid", "pairs"), ("sigmoid", "many"), ("sft-token-mean", "examples"), ("sft-example-mean", "examples")],
+)
 
 
 def step_of(made, pairs, **changes):
@@ -85,20 +90,129 @@ def test_freeing_each_pair_changes_nothing_against_one_joint_graph(tiny, pairs) 
         assert relative(step.gradients[f"{module}.lora_B"], factors.B.grad) < 1e-13
 
 
-def test_the_closed_form_of_the_coefficients_gives_the_same_gradients(tiny, pairs) -> None:
-    made = tiny()
-    step = step_of(made, pairs)
-    chosen, rejected = token_coefficients(step.margins, BETA, SMOOTHING)
-    coefficients = torch.stack([chosen, rejected], dim=1).flatten()
+@every_objective
+def test_the_closed_form_of_the_coefficients_gives_the_same_gradients(objective, data, tiny, request) -> None:
+    made, groups = tiny(), request.getfixturevalue(data)
+    arguments = {"objective": objective, "beta": BETA, "label_smoothing": SMOOTHING}
+    step = step_of(made, groups, objective=objective)
     leaves = {
         module: replace(factors, A=factors.A.clone().requires_grad_(), B=factors.B.clone().requires_grad_())
         for module, factors in made.lora.items()
     }
-    for coefficient, sequence in zip(coefficients, unpack(pairs), strict=True):
-        (coefficient * completion_logps(sequence, made.weights, made.config, leaves).sum()).backward()
+    coefficients = batch_token_coefficients(step.margins, groups, **arguments)
+    for of_tokens, sequence in zip(coefficients, unpack(groups), strict=True):
+        (of_tokens * completion_logps(sequence, made.weights, made.config, leaves)).sum().backward()
     for module, factors in leaves.items():
-        assert relative(factors.A.grad, step.gradients[f"{module}.lora_A"]) < 1e-13
-        assert relative(factors.B.grad, step.gradients[f"{module}.lora_B"]) < 1e-13
+        assert relative(factors.A.grad, step.gradients[f"{module}.lora_A"]) < 1e-12
+        assert relative(factors.B.grad, step.gradients[f"{module}.lora_B"]) < 1e-12
+
+
+def sft_loss_of_transformers(model, groups, objective: str) -> Tensor:
+    """Transformers' own loss on ``labels=``, in which -100 marks what is not supervised."""
+    rows = [
+        ([*group.prompt_ids, *completion], [-100] * len(group.prompt_ids) + labels)
+        for group in groups
+        for completion, labels in zip(group.positives, labels_of(group), strict=True)
+    ]
+    if objective == "sft-example-mean":
+        return torch.stack([loss_on_labels(model, [row]) for row in rows]).mean()
+    return loss_on_labels(model, rows)
+
+
+def labels_of(group) -> list[list[int]]:
+    masks = group.completion_masks or [(True,) * len(completion) for completion in group.positives]
+    return [
+        [token if counts else -100 for token, counts in zip(completion, mask, strict=True)]
+        for completion, mask in zip(group.positives, masks, strict=True)
+    ]
+
+
+def loss_on_labels(model, rows) -> Tensor:
+    """One call on rows padded to the right, so that the mean over tokens is one over all rows."""
+    width = max(len(ids) for ids, _ in rows)
+    padded = [(ids + [0] * (width - len(ids)), labels + [-100] * (width - len(ids))) for ids, labels in rows]
+    mask = [[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows]
+    output = model(
+        input_ids=torch.tensor([ids for ids, _ in padded]),
+        labels=torch.tensor([labels for _, labels in padded]),
+        attention_mask=torch.tensor(mask),
+        use_cache=False,
+    )
+    return output.loss
+
+
+@pytest.mark.parametrize("objective", ["sft-token-mean", "sft-example-mean"])
+def test_sft_is_what_transformers_computes_from_labels(objective, tiny, examples, float64_throughout) -> None:
+    """Its loss casts logits to float32, so that rounding is 1e-7 here; masks that are forgotten move hundredths."""
+    made = tiny()
+    model = float64_throughout(made.model)
+    loss = sft_loss_of_transformers(model, examples, objective)
+    expected_gradients = model_gradients(model, loss)
+    step = step_of(made, examples, objective=objective)
+    assert float(step.loss) == pytest.approx(float(loss.detach()), rel=1e-6)
+    assert all(relative(step.gradients[name], expected_gradients[name]) < 1e-5 for name in expected_gradients)
+    unmasked = [replace(group, completion_masks=()) for group in examples]
+    assert abs(float(step_of(made, unmasked, objective=objective, gradients=False).loss) - float(step.loss)) > 1e-2
+
+
+def test_the_step_of_groups_is_that_of_transformers_and_peft_in_float64(tiny, many, float64_throughout) -> None:
+    made = tiny()
+    model = float64_throughout(made.model)
+    logps = model_logps(model, many)
+    with torch.no_grad(), model.disable_adapter():
+        ref_logps = model_logps(model, many)
+    masks = [*many[0].completion_masks, (True,) * 3, (True,)]
+    gains = [((a - b) * torch.tensor(mask)).sum() for a, b, mask in zip(logps, ref_logps, masks, strict=True)]
+    z = BETA * torch.stack([gains[p] - gains[n] for p, n in ((0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4), (5, 6))])
+    losses = (1 - SMOOTHING) * (1 + (-z).exp()).log() + SMOOTHING * (1 + z.exp()).log()
+    loss = (losses[:6].mean() + losses[6]) / 2
+    expected_gradients = model_gradients(model, loss)
+
+    step = step_of(made, many)
+    torch.testing.assert_close(list(step.per_token_logps), [logp.detach() for logp in logps], rtol=0, atol=1e-12)
+    torch.testing.assert_close(list(step.ref_per_token_logps), ref_logps, rtol=0, atol=1e-12)
+    torch.testing.assert_close(step.margins, z.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(step.rewards, BETA * torch.stack(gains).detach(), rtol=0, atol=1e-12)
+    assert float(step.loss) == pytest.approx(float(loss.detach()), abs=1e-13)
+    assert all(relative(step.gradients[name], expected_gradients[name]) < 1e-11 for name in expected_gradients)
+
+
+@pytest.mark.parametrize("objective", ["sft-token-mean", "sft-example-mean"])
+def test_sft_has_no_frozen_policy_no_rewards_and_no_margins(objective, tiny, examples, monkeypatch) -> None:
+    policies = []
+
+    def recording(sequence, weights, config, lora=None) -> Tensor:
+        policies.append(lora)
+        return completion_logps(sequence, weights, config, lora)
+
+    monkeypatch.setattr(step_module, "completion_logps", recording)
+    step = step_of(tiny(), examples, objective=objective)
+    assert step.ref_per_token_logps == ()
+    assert [(values.shape, values.dtype) for values in (step.rewards, step.margins)] == [((0,), torch.float64)] * 2
+    assert len(policies) == 3
+    assert None not in policies
+
+
+def test_sft_ignores_what_only_preferences_have(tiny, examples) -> None:
+    made = tiny()
+    with_them = step_of(made, examples, objective="sft-token-mean", gradients=False)
+    without = oracle_step(examples, made.weights, made.config, made.lora, objective="sft-token-mean", gradients=False)
+    assert torch.equal(with_them.loss, without.loss)
+
+
+@every_objective
+def test_masks_leave_every_log_prob_as_it_is(objective, data, tiny, request) -> None:
+    made, groups = tiny(), request.getfixturevalue(data)
+    unmasked = [replace(group, completion_masks=()) for group in groups]
+    masked_step, step = (step_of(made, of, objective=objective, gradients=False) for of in (groups, unmasked))
+    assert all(map(torch.equal, masked_step.per_token_logps, step.per_token_logps))
+    assert [len(of) for of in step.per_token_logps] == [len(s.completion_ids) for s in unpack(groups)]
+
+
+def test_the_sigmoid_loss_needs_its_parameters(tiny, pairs) -> None:
+    made = tiny()
+    with pytest.raises(ValueError, match="sigmoid with beta None and label_smoothing None: it needs both"):
+        oracle_step(pairs, made.weights, made.config, made.lora)
 
 
 def test_rewards_and_margins_follow_from_the_log_probs(tiny, pairs) -> None:
