@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from verify.local_modules import SharedNameError, local_modules
+from verify.subject import said_by
 
 
 class SelectionError(ValueError):
@@ -65,7 +66,7 @@ def _import(origin: str, role: str) -> ModuleType:
         raise SelectionError(f"{role} {origin}: {error}") from error
     except BaseException as error:  # whatever the user's module raises on import
         line = _line_in(error, origin)
-        raise SelectionError(f"{role} {origin}{line} does not import: {type(error).__name__}: {error}") from error
+        raise SelectionError(f"{role} {origin}{line} does not import: {said_by(error)}") from error
     return module
 
 

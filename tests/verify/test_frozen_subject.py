@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +137,14 @@ def test_messages_are_one_bounded_line_whatever_they_hold() -> None:
     assert said_by(UnreadableError()) == "UnreadableError: a UnreadableError that cannot be read"
     assert len(bounded("x" * 10**6)) == 500
     assert bounded("a" * 500) == "a" * 500
+
+
+def test_what_users_code_raised_is_put_into_words_in_one_place() -> None:
+    """Anywhere else its message could raise, or break the line. The program prints errors of its own."""
+    package = Path(inspect.getfile(said_by)).parent
+    spells_it_out = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if "{type(error).__name__}" in path.read_text(encoding="utf-8")
+    }
+    assert spells_it_out == {"subject.py", "cli/app.py"}

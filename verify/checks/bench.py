@@ -14,7 +14,7 @@ from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.objective import DpoSigmoid
 from verify.observation import to_float64
-from verify.subject import Subject, SubjectError, check_logps
+from verify.subject import Subject, SubjectError, check_logps, said_by
 from verify.tolerance import Policy
 
 Groups = tuple[PreferenceGroup, ...]
@@ -85,7 +85,7 @@ class Bench:
         except (SubjectError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a script that exits must not end the run with its own status
-            raise SubjectError(f"subject {self.subject.name} raised {type(error).__name__}: {error}") from error
+            raise SubjectError(f"subject {self.subject.name} raised {said_by(error)}") from error
 
 
 def flat(logps: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from verify.faults.conditions import EVERYWHERE
 from verify.faults.fault import Fault, Mutation
 from verify.named_object import SelectionError, named_object
 from verify.names import unfit_name
-from verify.subject import bounded, said_by
+from verify.subject import said_by
 
 
 class NoFaultError(Exception):
@@ -80,7 +80,7 @@ def asked_where_it_bites(mutation: Mutation, cases: Sequence[Case]) -> Mutation:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the user's condition raises
-        reason = bounded(f"its condition raised {type(error).__name__} on case {case.name}: {error}")
+        reason = f"on case {case.name} its condition raised {said_by(error)}"
         return replace(mutation, bites_where=EVERYWHERE, stage="layout", replacement=partial(_refuse, reason))
     return mutation
 

@@ -20,7 +20,7 @@ from verify.shrink.reproduction import Setting, Shrunk, folder_name, reproductio
 from verify.shrink.search import Limits, Search, minimise
 from verify.shrink.subject_file import packages_beside, subject_file
 from verify.shrink.trial import Trials
-from verify.subject import Subject
+from verify.subject import Subject, said_by
 from verify.subjects.selection import FAULT_PREFIX, select_subject
 from verify.verdict import Verdict
 
@@ -106,7 +106,7 @@ def shrink_failures(
             shrunk |= dict.fromkeys(failed[number:], f"not shrunk: {error}")
             break
         except Exception as error:  # the verdict of the run is worth more than its reproduction
-            shrunk[subject, dtype] = f"not shrunk: {type(error).__name__}: {error}"
+            shrunk[subject, dtype] = f"not shrunk: {said_by(error)}"
     return tuple(_written(subject, dtype, shrunk[subject, dtype], setting, out_dir) for subject, dtype in failed)
 
 

@@ -53,6 +53,18 @@ def writes(model: Any) -> None:
         next(iter(model.parameters())).add_(1.0)
 
 
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_error_that_cannot_be_read_is_a_finding(put: Callable[..., dict[str, Finding]]) -> None:
+    def meddle(model: Any) -> None:
+        raise UnreadableError
+
+    assert "raised UnreadableError: a UnreadableError that cannot be read" in put(Meddler(meddle))["reach"].reason
+
+
 def test_a_subject_that_raises_is_an_error_in_each_check_but_that_on_another_model(
     put: Callable[..., dict[str, Finding]],
 ) -> None:

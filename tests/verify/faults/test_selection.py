@@ -85,7 +85,7 @@ WRONG = {
     "packing": ("packing = fault('packing', packing=None)", "AttributeError"),
     "condition": (
         "condition = fault('condition', bites_where=Condition('rows', lambda case: case.rows))",
-        "its condition raised AttributeError on case two-tokens-in-turn",
+        "on case two-tokens-in-turn its condition raised AttributeError",
     ),
 }
 
