@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
+LAYOUTS = ("shared-prompt", "repeat-prompt-token", "block-diagonal", "prefix-tree")
+
 Rows = tuple[tuple[int, ...], ...]
 """Indices of the groups in each row, or of the items in each batch; ascending within one."""
 
@@ -17,27 +19,47 @@ class GroupDoesNotFit(ValueError):  # noqa: N818 - says what is wrong, as the ot
     """A group is longer than a row may be; it is neither cut nor split."""
 
 
-def packed_length(prompt: int, responses: Sequence[int], *, layout: str = "shared-prompt") -> int:
-    """Slots that one group takes in a packed row.
-
-    ``p + sum_k r_k`` with a shared prompt; ``p - 1 + sum_k (r_k + 1)`` where every branch repeats the last prompt
-    token, which is the same for a single response and one more for each further one.
+def num_shared_prompt_tokens(prompt: int, layout: str) -> int:
+    """Prompt tokens that the responses of a group share; each response repeats the others.
 
     Args:
         prompt: Number of prompt tokens, at least one.
-        responses: Number of tokens of each response.
-        layout: "shared-prompt" or "repeat-prompt-token".
+        layout: One of ``LAYOUTS``.
 
     Returns:
-        Number of slots.
+        Number of tokens, from the first on; for "prefix-tree" at least that many.
 
     Raises:
         ValueError: Unknown layout.
     """
-    if layout not in ("shared-prompt", "repeat-prompt-token"):
-        raise ValueError(f"unknown layout {layout!r}: expected shared-prompt or repeat-prompt-token")
-    repeated = len(responses) - 1 if layout == "repeat-prompt-token" else 0
-    return prompt + sum(responses) + repeated
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
+    return {"repeat-prompt-token": prompt - 1, "block-diagonal": 0}.get(layout, prompt)
+
+
+def packed_length(prompt: int, responses: Sequence[int], *, layout: str = "shared-prompt") -> int:
+    """Slots that one group takes in a packed row.
+
+    ``s + sum_k (p - s + r_k)`` where responses share s of the p prompt tokens: all of them ("shared-prompt"), all but
+    the last ("repeat-prompt-token") or none ("block-diagonal").
+
+    How many slots a prefix tree takes depends on the tokens. Here it counts as a shared prompt, which is the most that
+    one group can take; several groups in one row take at most the sum. So rows filled by this number never overflow,
+    and may turn out shorter. `prefix_tree.num_prefix_slots` gives the number of slots of one group exactly.
+
+    Args:
+        prompt: Number of prompt tokens, at least one.
+        responses: Number of tokens of each response.
+        layout: One of ``LAYOUTS``.
+
+    Returns:
+        Number of slots; for "prefix-tree" the largest possible.
+
+    Raises:
+        ValueError: Unknown layout.
+    """
+    shared = num_shared_prompt_tokens(prompt, layout)
+    return shared + len(responses) * (prompt - shared) + sum(responses)
 
 
 def first_fit_decreasing(lengths: Sequence[int], limit: int, *, names: Sequence[str] = ()) -> Rows:

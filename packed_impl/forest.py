@@ -65,8 +65,8 @@ class Forest:
                 raise ValueError(f"segment {index} starts at slot {segment.start}: expected slot {expected_start}")
             if segment.parent is not None and not 0 <= segment.parent < index:
                 raise ValueError(
-                    f"segment {index} has parent {segment.parent}: a parent comes before its child, "
-                    f"so it is one of the segments before {index}"
+                    f"segment {index} has parent {segment.parent}: a parent comes before its child (so there is no "
+                    f"cycle), so {f'expected one of 0 to {index - 1}' if index else 'the first segment has none'}"
                 )
             expected_start = segment.stop
 
@@ -97,8 +97,10 @@ class Forest:
 
     def path(self, index: int) -> tuple[int, ...]:
         """Indices of the segments from the root down to segment ``index``, itself included."""
-        parent = self.segments[index].parent
-        return (index,) if parent is None else (*self.path(parent), index)
+        path = [index]
+        while (parent := self.segments[path[-1]].parent) is not None:
+            path.append(parent)
+        return tuple(reversed(path))
 
 
 def padded(forest: Forest, num_slots: int) -> Forest:

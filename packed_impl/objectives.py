@@ -1,24 +1,28 @@
-"""The DPO objective on summed log-probs, for a whole batch at once.
+"""Objectives on the log-probs of a whole batch at once: DPO's sigmoid loss and supervised fine-tuning.
 
-Shape letters: G groups.
+Shape letters: G groups, K completions and C completion tokens of all groups, P pairs of a positive and a negative.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+SFT_MEANS = ("token", "example")
+
 
 @dataclass(frozen=True, eq=False)
-class DpoTerms:
-    """What DPO makes of a batch of pairs.
+class SigmoidTerms:
+    """What the sigmoid loss makes of a batch.
 
     Args:
-        loss: Mean over the pairs; scalar.
-        rewards: ``beta * (logp - ref_logp)``, chosen then rejected; [G, 2].
-        margins: Chosen minus rejected reward; [G].
+        loss: Mean over the groups; scalar.
+        rewards: ``beta * (logp - ref_logp)`` of each completion; [K], or [G, 2] for pairs.
+        margins: Positive minus negative reward, in the order group, positive, negative; [P].
     """
 
     loss: Tensor
@@ -26,7 +30,7 @@ class DpoTerms:
     margins: Tensor
 
 
-def dpo_sigmoid(logps: Tensor, ref_logps: Tensor, *, beta: float, label_smoothing: float = 0.0) -> DpoTerms:
+def dpo_sigmoid(logps: Tensor, ref_logps: Tensor, *, beta: float, label_smoothing: float = 0.0) -> SigmoidTerms:
     """DPO with label smoothing: ``-(1 - e) log sigma(z) - e log sigma(-z)``, z the reward margin.
 
     Published: Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, eq. 7; smoothing as in Mitchell's "cDPO" note and
@@ -39,21 +43,124 @@ def dpo_sigmoid(logps: Tensor, ref_logps: Tensor, *, beta: float, label_smoothin
         label_smoothing: Assumed share of swapped labels e; at least 0 and below 0.5.
 
     Returns:
-        Loss, rewards and margins.
+        Loss, rewards [G, 2] and margins [G].
 
     Raises:
         ValueError: ``beta`` or ``label_smoothing`` out of range, or tensors that are not two equal [G, 2], G >= 1.
     """
-    if not beta > 0:
-        raise ValueError(f"beta is {beta}: expected a number above 0")
-    if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing is {label_smoothing}: expected at least 0 and below 0.5")
     if logps.shape != ref_logps.shape or logps.ndim != 2 or logps.shape[0] < 1 or logps.shape[1] != 2:
         raise ValueError(
             f"log-probs of shape {tuple(logps.shape)} and ref_logps of shape {tuple(ref_logps.shape)}: "
             "expected [groups, 2] for both, chosen then rejected"
         )
-    rewards = beta * (logps - ref_logps)
-    margins = rewards[:, 0] - rewards[:, 1]
-    losses = -(1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
-    return DpoTerms(losses.mean(), rewards, margins)
+    pairs = [(1, 1)] * len(logps)
+    terms = group_sigmoid(logps.flatten(), ref_logps.flatten(), pairs, beta=beta, label_smoothing=label_smoothing)
+    return SigmoidTerms(terms.loss, terms.rewards.view(-1, 2), terms.margins)
+
+
+def group_sigmoid(
+    logps_K: Tensor,
+    ref_logps_K: Tensor,
+    sizes: Sequence[tuple[int, int]],
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> SigmoidTerms:
+    """The sigmoid loss of groups: the mean over every pair of a positive and a negative of a group, then over groups.
+
+    Derived: the loss of `dpo_sigmoid` for each pair; equal to it where every group is 1+1.
+
+    Args:
+        logps_K: Policy log-prob of each completion, summed over its supervised tokens; [K].
+        ref_logps_K: The same of the frozen policy; [K].
+        sizes: Number of positives and of negatives of each group; at least one each.
+        beta: Scale of the rewards, above 0.
+        label_smoothing: Assumed share of swapped labels; at least 0 and below 0.5.
+
+    Returns:
+        Loss, rewards [K] and margins [P].
+
+    Raises:
+        ValueError: ``beta`` or ``label_smoothing`` out of range, a group without a positive or a negative, or tensors
+            that do not hold one value per completion.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta is {beta}: expected a number above 0")
+    if not 0 <= label_smoothing < 0.5:
+        raise ValueError(f"label_smoothing is {label_smoothing}: expected at least 0 and below 0.5")
+    expected_shape = (sum(map(sum, sizes)),)
+    if not sizes or logps_K.shape != expected_shape or ref_logps_K.shape != expected_shape:
+        raise ValueError(
+            f"log-probs of shape {tuple(logps_K.shape)} and ref_logps of shape {tuple(ref_logps_K.shape)}: "
+            f"expected {expected_shape} for both, one for each completion of {len(sizes)} groups, at least one group"
+        )
+    positives_P, negatives_P, num_pairs_G = (index.to(logps_K.device) for index in _pairs(sizes))
+    rewards_K = beta * (logps_K - ref_logps_K)
+    margins_P = rewards_K[positives_P] - rewards_K[negatives_P]
+    losses_P = -(1 - label_smoothing) * logsigmoid(margins_P) - label_smoothing * logsigmoid(-margins_P)
+    losses_G = torch.segment_reduce(losses_P, "mean", lengths=num_pairs_G)
+    return SigmoidTerms(losses_G.mean(), rewards_K, margins_P)
+
+
+def _pairs(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Completion numbers of both sides of each pair, [P] each, and the number of pairs of each group, [G].
+
+    Two groups of 1+1 and 1+2 have completions 0 1 | 2 3 4 and the pairs (0, 1), (2, 3), (2, 4).
+    """
+    for index, (num_positives, num_negatives) in enumerate(sizes):
+        if num_positives < 1 or num_negatives < 1:
+            raise ValueError(
+                f"group {index} has {num_positives}+{num_negatives} responses: "
+                "a preference needs at least one positive and one negative"
+            )
+    positives_G, negatives_G = torch.tensor(sizes).unbind(1)
+    num_pairs_G = positives_G * negatives_G
+    first_G = (positives_G + negatives_G).cumsum(0) - positives_G - negatives_G
+    group_P = torch.repeat_interleave(num_pairs_G)
+    place_P = torch.arange(len(group_P)) - (num_pairs_G.cumsum(0) - num_pairs_G)[group_P]
+    width_P = negatives_G[group_P]
+    return (
+        first_G[group_P] + place_P // width_P,
+        (first_G + positives_G)[group_P] + place_P % width_P,
+        num_pairs_G,
+    )
+
+
+def supervised_sums(logps_C: Tensor, supervised_C: Tensor, completion_lengths: Sequence[int]) -> Tensor:
+    """Sum of the log-probs of each completion's supervised tokens.
+
+    Args:
+        logps_C: Log-prob of every completion token; [C].
+        supervised_C: Which of them count; bool, [C].
+        completion_lengths: Number of tokens of each completion; they add up to C.
+
+    Returns:
+        [K].
+    """
+    counted_C = torch.where(supervised_C, logps_C, 0.0)
+    return torch.stack([logps.sum() for logps in torch.split(counted_C, list(completion_lengths))])
+
+
+def sft_mean(logps_C: Tensor, supervised_C: Tensor, completion_lengths: Sequence[int], *, mean: str) -> Tensor:
+    """Supervised fine-tuning: a mean of ``-log p`` over supervised tokens.
+
+    The two means weigh completions differently. Two completions of one and of three supervised tokens, ``a`` and
+    ``b b b``: "token" gives (a + 3 b) / 4, "example" gives (a + b) / 2.
+
+    Args:
+        logps_C: Log-prob of every completion token; [C].
+        supervised_C: Which of them count; bool, [C], at least one in each completion.
+        completion_lengths: Number of tokens of each completion; they add up to C.
+        mean: "token": over the supervised tokens of the batch. "example": over completions, of each one's own mean.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: An unknown ``mean``.
+    """
+    if mean not in SFT_MEANS:
+        raise ValueError(f"unknown mean {mean!r}: expected one of {', '.join(SFT_MEANS)}")
+    sums_K = supervised_sums(logps_C, supervised_C, completion_lengths)
+    counts_K = torch.stack([counted.sum() for counted in torch.split(supervised_C, list(completion_lengths))])
+    return -sums_K.sum() / counts_K.sum() if mean == "token" else -(sums_K / counts_K).mean()

@@ -1,4 +1,4 @@
-"""One packed step: log-probs of every completion, and the DPO loss over them."""
+"""One packed step: log-probs of every completion, and a loss over them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from packed_impl.attention import attention_implementation, backend_named, causal_lm, gradient_support
 from packed_impl.layout import Group, PackedLayout, pack
 from packed_impl.logps import completion_logps
-from packed_impl.objectives import dpo_sigmoid
+from packed_impl.objectives import SFT_MEANS, group_sigmoid, sft_mean, supervised_sums
 
 DEFAULT_LOGIT_CHUNK = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLoss:
-    """The DPO loss of a batch of pairs, and what it was made of; completions are chosen, rejected, chosen, ...
+    """The DPO loss of a batch, and what it was made of.
 
     Args:
-        loss: Mean over the pairs; differentiable scalar.
-        rewards: ``beta * (logp - ref_logp)`` of each completion; [2 G].
-        margins: Chosen minus rejected reward of each pair; [G].
-        per_token_logps: Policy log-probs, one differentiable 1-D tensor per completion.
+        loss: Mean over the groups of the mean over their pairs; differentiable scalar.
+        rewards: ``beta * (logp - ref_logp)`` of each of the K completions, in the standard order; [K].
+        margins: Positive minus negative reward of each pair, in the order group, positive, negative.
+        per_token_logps: Policy log-probs of all tokens, one differentiable 1-D tensor per completion.
         ref_per_token_logps: The same under the frozen policy, without gradient.
     """
 
@@ -33,6 +33,21 @@ class PackedLoss:
     margins: Tensor
     per_token_logps: list[Tensor]
     ref_per_token_logps: list[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class SftLoss:
+    """The loss of supervised fine-tuning, and what it was made of.
+
+    Args:
+        loss: Differentiable scalar.
+        per_token_logps: Log-probs of all tokens, supervised or not, one differentiable 1-D tensor per completion.
+        num_supervised: Number of supervised tokens of the batch.
+    """
+
+    loss: Tensor
+    per_token_logps: list[Tensor]
+    num_supervised: int
 
 
 def layout_logps(
@@ -120,11 +135,14 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
 ) -> PackedLoss:
-    """The DPO loss of a batch of pairs; the frozen policy is the model with its adapter off.
+    """The DPO loss of a batch; the frozen policy is the model with its adapter off.
+
+    Log-probs are summed over the supervised tokens of a completion. A group of m+n has m n pairs; `group_sigmoid` says
+    how they are weighed.
 
     Args:
         model: The PEFT-wrapped causal LM.
-        groups: Pairs: groups with one positive and one negative.
+        groups: Groups with at least one positive and one negative each; a pair is 1+1.
         backend: One of ``attention.BACKENDS``.
         layout: One of ``layout.LAYOUTS``.
         rows: One of ``layout.ROWS``, or the groups of each row.
@@ -136,13 +154,12 @@ def dpo_loss(
         The loss and its parts.
 
     Raises:
-        ValueError: A group that is not 1+1, a model without an adapter to switch off, or as ``dpo_sigmoid``,
+        ValueError: A group without a negative, a model without an adapter to switch off, or as ``group_sigmoid``,
             ``layout.pack`` and ``layout_logps``.
     """
     for index, group in enumerate(groups):
-        counts = (len(group.positives), len(group.negatives))
-        if counts != (1, 1):
-            raise ValueError(f"group {index} has {counts[0]}+{counts[1]} responses: DPO needs pairs, 1+1")
+        if not group.negatives:
+            raise ValueError(f"group {index} has no negative response: DPO needs one at least")
     disable_adapter = getattr(model, "disable_adapter", None)
     if disable_adapter is None:
         raise ValueError(f"{type(model).__name__} has no disable_adapter(): DPO takes the frozen policy from PEFT's")
@@ -151,6 +168,51 @@ def dpo_loss(
     with torch.no_grad(), disable_adapter():
         ref = layout_logps(model, packed, backend=backend, logit_chunk=logit_chunk)
     policy = layout_logps(model, packed, backend=backend, logit_chunk=logit_chunk)
-    sums, ref_sums = (torch.stack([logps.sum() for logps in x]).view(-1, 2) for x in (policy, ref))
-    terms = dpo_sigmoid(sums, ref_sums, beta=beta, label_smoothing=label_smoothing)
-    return PackedLoss(terms.loss, terms.rewards.flatten(), terms.margins, policy, ref)
+    supervised_C = packed.supervised.to(policy[0].device)
+    logps_K, ref_logps_K = (
+        supervised_sums(torch.cat(logps), supervised_C, packed.completion_lengths) for logps in (policy, ref)
+    )
+    sizes = [(len(group.positives), len(group.negatives)) for group in groups]
+    terms = group_sigmoid(logps_K, ref_logps_K, sizes, beta=beta, label_smoothing=label_smoothing)
+    return PackedLoss(terms.loss, terms.rewards, terms.margins, policy, ref)
+
+
+def sft_loss(
+    model: nn.Module,
+    groups: Sequence[Group],
+    *,
+    backend: str,
+    layout: str = "block-diagonal",
+    rows: str | Sequence[Sequence[int]] = "one-row",
+    mean: str = "token",
+    logit_chunk: int = DEFAULT_LOGIT_CHUNK,
+) -> SftLoss:
+    """The loss of supervised fine-tuning; no frozen policy takes part.
+
+    Args:
+        model: The causal LM, wrapped or not.
+        groups: Examples: groups with positives only.
+        backend: One of ``attention.BACKENDS``.
+        layout: One of ``layout.LAYOUTS``.
+        rows: One of ``layout.ROWS``, or the groups of each row.
+        mean: "token" or "example", as in ``objectives.sft_mean``.
+        logit_chunk: Number of completion tokens whose logits exist at one time.
+
+    Returns:
+        The loss and its parts.
+
+    Raises:
+        ValueError: A group with a negative response, an unknown ``mean``, or as ``layout.pack`` and ``layout_logps``.
+    """
+    if mean not in SFT_MEANS:
+        raise ValueError(f"unknown mean {mean!r}: expected one of {', '.join(SFT_MEANS)}")
+    for index, group in enumerate(groups):
+        if group.negatives:
+            raise ValueError(
+                f"group {index} has {len(group.negatives)} negative responses: an SFT example has positives only"
+            )
+    packed = pack(groups, layout=layout, rows=rows)
+    logps = layout_logps(model, packed, backend=backend, logit_chunk=logit_chunk)
+    supervised_C = packed.supervised.to(logps[0].device)
+    loss = sft_mean(torch.cat(logps), supervised_C, packed.completion_lengths, mean=mean)
+    return SftLoss(loss, logps, int(packed.supervised.sum()))

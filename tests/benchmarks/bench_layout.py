@@ -25,7 +25,8 @@ def random_groups(num_groups: int) -> list[SimpleNamespace]:
     rng = random.Random(num_groups)
     lengths = ([rng.randint(20, 200) for _ in range(3)] for _ in range(num_groups))
     return [
-        SimpleNamespace(prompt_ids=TOKENS[:p], positives=(TOKENS[:c],), negatives=(TOKENS[:r],)) for p, c, r in lengths
+        SimpleNamespace(prompt_ids=TOKENS[:p], positives=(TOKENS[:c],), negatives=(TOKENS[:r],), completion_masks=())
+        for p, c, r in lengths
     ]
 
 

@@ -69,7 +69,9 @@ def random_pair(prompt: int, response: int) -> SimpleNamespace:
     def ids(length: int) -> tuple[int, ...]:
         return tuple(torch.randint(VOCABULARY, (length,), generator=generator).tolist())
 
-    return SimpleNamespace(prompt_ids=ids(prompt), positives=(ids(response),), negatives=(ids(response),))
+    return SimpleNamespace(
+        prompt_ids=ids(prompt), positives=(ids(response),), negatives=(ids(response),), completion_masks=()
+    )
 
 
 def unpacked_step(model: nn.Module, pair: SimpleNamespace) -> None:

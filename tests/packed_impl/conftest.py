@@ -40,6 +40,7 @@ class Group:
     prompt_ids: tuple[int, ...]
     positives: tuple[tuple[int, ...], ...]
     negatives: tuple[tuple[int, ...], ...] = ()
+    completion_masks: tuple[tuple[bool, ...], ...] = ()
 
 
 def with_lora(model: nn.Module, targets: Sequence[str]) -> nn.Module:

@@ -68,6 +68,12 @@ def test_a_pair_is_one_root_with_two_children() -> None:
     assert attention_rule(pair)[3].tolist() == [True, True, False, True, False]
 
 
+def test_a_path_of_5000_segments_is_walked() -> None:
+    forest = Forest.of([1] * 5000, [None, *range(4999)])
+    assert forest.path(4999) == tuple(range(5000))
+    assert positions(forest).tolist() == list(range(5000))
+
+
 @pytest.mark.parametrize(
     ("segments", "message"),
     [
@@ -75,8 +81,12 @@ def test_a_pair_is_one_root_with_two_children() -> None:
         ((Segment(0, 2), Segment(2, 0)), "length 0"),
         ((Segment(0, 2), Segment(3, 1)), "starts at slot 3: expected slot 2"),
         ((Segment(0, 2), Segment(1, 1)), "starts at slot 1: expected slot 2"),
-        ((Segment(0, 2, parent=0),), "parent 0: a parent comes before its child"),
-        ((Segment(0, 2, parent=1), Segment(2, 1)), "parent 1: a parent comes before its child"),
+        ((Segment(0, 2, parent=0),), "parent 0: a parent comes before its child.* the first segment has none"),
+        ((Segment(0, 2, parent=1), Segment(2, 1)), "segment 0 has parent 1: a parent comes before its child"),
+        (
+            (Segment(0, 2), Segment(2, 1, parent=2), Segment(3, 1, parent=1)),
+            "so there is no cycle.* expected one of 0 to 0",
+        ),
         ((Segment(0, 2), Segment(2, 1, parent=-1)), "parent -1: a parent comes before its child"),
     ],
 )

@@ -18,6 +18,7 @@ groups_of_any_shape = st.lists(
         prompt_ids=st.lists(ids, min_size=1, max_size=4).map(tuple),
         positives=responses,
         negatives=st.just(()) | responses,
+        completion_masks=st.just(()),
     ),
     min_size=1,
     max_size=4,
@@ -59,18 +60,19 @@ def test_completions_come_group_by_group_positives_first(groups: list[SimpleName
 
 
 @given(groups_of_any_shape, st.sampled_from(LAYOUTS))
-def test_shared_prompts_are_stored_once(groups: list[SimpleNamespace], layout: str) -> None:
-    packed = pack(groups, layout=layout, rows="one-row")
-    expected = 0
-    for group in groups:
-        completions = group.positives + group.negatives
-        repeats = len(completions) - 1 if layout == "repeat-prompt-token" else 0
-        expected += len(group.prompt_ids) + repeats + sum(map(len, completions))
-    assert packed.input_ids.shape == (1, expected)
+def test_a_row_holds_what_is_shared_once(groups: list[SimpleNamespace], layout: str) -> None:
+    paths = [(n, g.prompt_ids, r) for n, g in enumerate(groups) for r in g.positives + g.negatives]
+    expected = {
+        "shared-prompt": sum(len(g.prompt_ids) for g in groups) + sum(len(r) for _, _, r in paths),
+        "repeat-prompt-token": sum(len(g.prompt_ids) - 1 for g in groups) + sum(1 + len(r) for _, _, r in paths),
+        "block-diagonal": sum(len(p) + len(r) for _, p, r in paths),
+        "prefix-tree": len({(p + r)[:n] for _, p, r in paths for n in range(1, len(p + r) + 1)}),
+    }
+    assert pack(groups, layout=layout, rows="one-row").input_ids.shape == (1, expected[layout])
 
 
 def test_repeating_the_last_prompt_token_splits_the_tree_one_token_earlier() -> None:
-    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),))
+    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=())
     packed = pack([group], layout="repeat-prompt-token")
     assert packed.input_ids.tolist() == [[1, 2, 3, 2, 4, 5]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 1, 2, 3]]
@@ -79,7 +81,7 @@ def test_repeating_the_last_prompt_token_splits_the_tree_one_token_earlier() -> 
 
 
 def test_a_one_token_prompt_that_is_repeated_leaves_only_roots() -> None:
-    group = SimpleNamespace(prompt_ids=(2,), positives=((3,),), negatives=((4, 5),))
+    group = SimpleNamespace(prompt_ids=(2,), positives=((3,),), negatives=((4, 5),), completion_masks=())
     packed = pack([group], layout="repeat-prompt-token")
     assert packed.input_ids.tolist() == [[2, 3, 2, 4, 5]]
     assert [segment.parent for segment in packed.forests[0].segments] == [None, None]
@@ -87,8 +89,8 @@ def test_a_one_token_prompt_that_is_repeated_leaves_only_roots() -> None:
 
 def test_rows_per_group_are_padded_to_the_longest() -> None:
     groups = [
-        SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),)),
-        SimpleNamespace(prompt_ids=(6,), positives=((7,),), negatives=()),
+        SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=()),
+        SimpleNamespace(prompt_ids=(6,), positives=((7,),), negatives=(), completion_masks=()),
     ]
     packed = pack(groups, rows="row-per-group", pad_token_id=9)
     assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 9, 9, 9]]
@@ -96,7 +98,7 @@ def test_rows_per_group_are_padded_to_the_longest() -> None:
     assert packed.forests[1].segments[-1].parent is None
 
 
-THREE = [SimpleNamespace(prompt_ids=(i,), positives=((10 * i,),), negatives=()) for i in (1, 2, 3)]
+THREE = [SimpleNamespace(prompt_ids=(i,), positives=((10 * i,),), negatives=(), completion_masks=()) for i in (1, 2, 3)]
 
 
 def test_groups_lie_where_they_are_put_and_the_maps_keep_the_order_given() -> None:
@@ -148,9 +150,18 @@ def test_a_row_over_the_row_length_is_refused_not_cut() -> None:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        (SimpleNamespace(prompt_ids=(), positives=((1,),), negatives=()), "group 0 has an empty prompt"),
-        (SimpleNamespace(prompt_ids=(1,), positives=(), negatives=((1,),)), "group 0 has no positive response"),
-        (SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=((2,), ())), r"empty response negatives\[1\]"),
+        (
+            SimpleNamespace(prompt_ids=(), positives=((1,),), negatives=(), completion_masks=()),
+            "group 0 has an empty prompt",
+        ),
+        (
+            SimpleNamespace(prompt_ids=(1,), positives=(), negatives=((1,),), completion_masks=()),
+            "group 0 has no positive response",
+        ),
+        (
+            SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=((2,), ()), completion_masks=()),
+            r"empty response negatives\[1\]",
+        ),
     ],
 )
 def test_what_cannot_be_packed_is_refused(group: SimpleNamespace, message: str) -> None:
@@ -165,6 +176,6 @@ def test_nothing_to_pack_is_an_error() -> None:
 
 @pytest.mark.parametrize(("choice", "known"), [("layout", LAYOUTS), ("rows", ROWS)])
 def test_unknown_choices_list_the_known_ones(choice: str, known: tuple[str, ...]) -> None:
-    group = SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=())
+    group = SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=(), completion_masks=())
     with pytest.raises(ValueError, match=f"unknown {choice} 'other': expected one of {', '.join(known)}"):
         pack([group], **{choice: "other"})

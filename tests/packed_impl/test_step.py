@@ -78,7 +78,9 @@ def test_flex_crosses_block_borders(tiny_model: Build, unpacked_logps: Unpacked)
     def ids(start: int, length: int) -> tuple[int, ...]:
         return tuple((start + 7 * i) % 61 for i in range(length))
 
-    groups = [SimpleNamespace(prompt_ids=ids(1, 129), positives=(ids(2, 127),), negatives=(ids(3, 128),))]
+    groups = [
+        SimpleNamespace(prompt_ids=ids(1, 129), positives=(ids(2, 127),), negatives=(ids(3, 128),), completion_masks=())
+    ]
     model = tiny_model()
     with torch.no_grad():
         actual = per_token_logps(model, groups, backend="flex")
@@ -92,6 +94,7 @@ any_groups = st.lists(
         prompt_ids=st.lists(token_ids, min_size=1, max_size=6).map(tuple),
         positives=st.lists(st.lists(token_ids, min_size=1, max_size=4).map(tuple), min_size=1, max_size=2).map(tuple),
         negatives=st.lists(st.lists(token_ids, min_size=1, max_size=4).map(tuple), max_size=2).map(tuple),
+        completion_masks=st.just(()),
     ),
     min_size=1,
     max_size=3,
@@ -160,8 +163,10 @@ def test_a_planted_layout_fault_is_far_outside_the_tolerance(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rejected_tokens_do_not_see_chosen_tokens(tiny_model: Build, backend: str, layout: str) -> None:
     model = tiny_model()
-    pair = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5, 6),), negatives=((7, 8),))
-    rewritten = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((44, 55, 56),), negatives=((7, 8),))
+    pair = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5, 6),), negatives=((7, 8),), completion_masks=())
+    rewritten = SimpleNamespace(
+        prompt_ids=(1, 2, 3), positives=((44, 55, 56),), negatives=((7, 8),), completion_masks=()
+    )
     with torch.no_grad():
         chosen, rejected = per_token_logps(model, [pair], backend=backend, layout=layout)
         other_chosen, same_rejected = per_token_logps(model, [rewritten], backend=backend, layout=layout)
@@ -172,9 +177,9 @@ def test_rejected_tokens_do_not_see_chosen_tokens(tiny_model: Build, backend: st
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_groups_in_one_row_do_not_see_each_other(tiny_model: Build, backend: str) -> None:
     model = tiny_model()
-    kept = SimpleNamespace(prompt_ids=(9, 8), positives=((7, 6),), negatives=((5,),))
-    before = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6,),))
-    after = SimpleNamespace(prompt_ids=(31, 32, 33), positives=((34, 35),), negatives=((36,),))
+    kept = SimpleNamespace(prompt_ids=(9, 8), positives=((7, 6),), negatives=((5,),), completion_masks=())
+    before = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6,),), completion_masks=())
+    after = SimpleNamespace(prompt_ids=(31, 32, 33), positives=((34, 35),), negatives=((36,),), completion_masks=())
     with torch.no_grad():
         first = per_token_logps(model, [before, kept], backend=backend)
         second = per_token_logps(model, [after, kept], backend=backend)
@@ -189,8 +194,8 @@ def test_the_dpo_loss_is_that_of_the_unpacked_model(
 ) -> None:
     model = tiny_model(torch.float64)
     pairs = [
-        SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6, 7, 8),)),
-        SimpleNamespace(prompt_ids=(9,), positives=((3,),), negatives=((2, 1),)),
+        SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6, 7, 8),), completion_masks=()),
+        SimpleNamespace(prompt_ids=(9,), positives=((3,),), negatives=((2, 1),), completion_masks=()),
     ]
     result = dpo_loss(model, pairs, backend=backend, rows=rows, beta=0.1, label_smoothing=0.2, logit_chunk=4)
     policy = unpacked_logps(model, pairs)
@@ -215,9 +220,9 @@ def test_the_dpo_loss_is_that_of_the_unpacked_model(
     assert worst_gradient(actual, expected) < GRADIENT_TOLERANCE[torch.float64]
 
 
-def test_dpo_takes_pairs_only(tiny_model: Build, pair_and_group: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"group 1 has 2\+1 responses: DPO needs pairs"):
-        dpo_loss(tiny_model(), pair_and_group, backend="split", beta=0.1)
+def test_dpo_needs_a_negative(tiny_model: Build, pair_and_group: list[Any]) -> None:
+    with pytest.raises(ValueError, match="group 1 has no negative response: DPO needs one at least"):
+        dpo_loss(tiny_model(), [pair_and_group[0], replace(pair_and_group[1], negatives=())], backend="split", beta=0.1)
 
 
 def test_dpo_needs_an_adapter_to_switch_off(tiny_model: Build, pair_and_group: list[Any]) -> None:

@@ -1,0 +1,96 @@
+"""What a preference group is to this package, and the one check that it can be packed.
+
+Shape letters: C completion tokens of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+TokenIds = tuple[int, ...]
+
+
+class Group(Protocol):
+    """One prompt with m preferred and n rejected responses, as token ids; an SFT example is 1+0."""
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """The prompt; at least one token, because the first response token needs a predictor."""
+        ...
+
+    @property
+    def positives(self) -> tuple[TokenIds, ...]:
+        """The preferred responses; at least one."""
+        ...
+
+    @property
+    def negatives(self) -> tuple[TokenIds, ...]:
+        """The rejected responses; may be empty."""
+        ...
+
+    @property
+    def completion_masks(self) -> tuple[tuple[bool, ...], ...]:
+        """Which tokens of each response are supervised, positives first; ``()`` where all of them are."""
+        ...
+
+
+def completions(group: Group) -> tuple[TokenIds, ...]:
+    """The responses in the order used everywhere: positives before negatives."""
+    return (*group.positives, *group.negatives)
+
+
+def check_groups(groups: Sequence[Group]) -> None:
+    """Refuse what cannot be packed.
+
+    Args:
+        groups: Any groups.
+
+    Raises:
+        ValueError: No group, an empty prompt or response, no positive, or masks that do not fit the responses; the
+            message names the group.
+    """
+    if not groups:
+        raise ValueError("no group to pack: at least one is needed")
+    for index, group in enumerate(groups):
+        if not group.prompt_ids:
+            raise ValueError(f"group {index} has an empty prompt: the first response token needs a predictor")
+        if not group.positives:
+            raise ValueError(f"group {index} has no positive response: at least one is needed")
+        for name, responses in (("positives", group.positives), ("negatives", group.negatives)):
+            for place, response in enumerate(responses):
+                if not response:
+                    raise ValueError(
+                        f"group {index} has an empty response {name}[{place}]: at least one token is needed"
+                    )
+        if group.completion_masks:
+            _check_masks(index, group)
+
+
+def _check_masks(index: int, group: Group) -> None:
+    responses, masks = completions(group), group.completion_masks
+    if len(masks) != len(responses):
+        raise ValueError(
+            f"group {index} has {len(masks)} completion_masks for {len(responses)} responses: expected one each or none"
+        )
+    for place, (mask, response) in enumerate(zip(masks, responses, strict=True)):
+        where = f"group {index}, completion_masks[{place}]"
+        if len(mask) != len(response):
+            raise ValueError(f"{where} has {len(mask)} values for {len(response)} tokens: expected one each")
+        if kinds := set(map(type, mask)) - {bool}:
+            raise ValueError(f"{where} holds {', '.join(sorted(kind.__name__ for kind in kinds))}: expected only bool")
+        if not any(mask):
+            raise ValueError(f"{where} is False throughout: at least one token has to be supervised")
+
+
+def supervised_tokens(groups: Sequence[Group]) -> Tensor:
+    """Which completion tokens are supervised, in the standard order; bool, [C]."""
+    lengths = [sum(map(len, completions(group))) for group in groups]
+    supervised_C = torch.ones(sum(lengths), dtype=torch.bool)
+    for group, of_group in zip(groups, torch.split(supervised_C, lengths), strict=True):
+        if group.completion_masks:
+            of_group.copy_(torch.tensor([value for mask in group.completion_masks for value in mask]))
+    return supervised_C
