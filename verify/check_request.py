@@ -19,6 +19,7 @@ from verify.groups import check_token_ids
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.lora import LoraSpec
+from verify.models.memory import check_memory
 from verify.models.request import DTYPES, ModelRequest, requested_config
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.objective import DpoSigmoid
@@ -145,6 +146,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         variations=_variations(options, large),
         seed=options.seed,
     )
+    check_memory(model, request.dtypes)
     num_layers = options.layers or int(config.num_hidden_layers)
     plantings = choose_plantings(request, vocab_size=vocab_size, num_layers=num_layers, is_tiny=options.is_tiny)
     return PreparedCheck(request=request, plantings=plantings, options=options, loaded=loaded, large=large)

@@ -44,7 +44,7 @@ class _Shape(_Part):
     vocab_size: Annotated[int, Field(ge=2, le=2**20)]
     hidden_size: _Size
     intermediate_size: _Size
-    num_hidden_layers: _Size
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1024)]
     num_attention_heads: _Size
     num_key_value_heads: _Size
     head_dim: _Size

@@ -1,0 +1,40 @@
+"""Weights are counted before they are made, and what the machine cannot hold is refused with its size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from verify.models.configs import named_config
+from verify.models.lora import LoraSpec
+from verify.models.memory import check_memory, num_weights
+from verify.models.request import ModelRequest, build_model
+
+TINY = named_config("tiny")
+LORA = LoraSpec(rank=3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_as_many_weights_are_counted_as_the_built_model_has(tied: bool) -> None:
+    config = replace(TINY, tie_word_embeddings=tied)
+    request = ModelRequest(name="mine", config=config, num_layers=1, lora=LORA)
+    built = build_model(request, "bfloat16").model
+    assert num_weights(config, 1, LORA) == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_weights_that_fill_the_memory_are_taken_and_one_byte_less_is_refused() -> None:
+    request = ModelRequest(name="tiny", lora=LORA)
+    needed = num_weights(TINY, 2, LORA) * 8
+    check_memory(request, ["float64", "bfloat16"], needed)
+    check_memory(request, ["bfloat16"], needed // 4)
+    with pytest.raises(ValueError, match=r"model tiny: its .* weights would take .* in float64, and this machine has"):
+        check_memory(request, ["bfloat16", "float64", "float32"], needed - 1)
+    check_memory(replace(request, num_layers=1), ["float64"], needed - 1)
+
+
+def test_an_absurd_shape_is_refused_on_any_machine() -> None:
+    """Two layers of them take 32 TiB."""
+    absurd = replace(TINY, vocab_size=2**20, hidden_size=2**20, intermediate_size=2**20)
+    with pytest.raises(ValueError, match=r"model absurd\.json: its 8,\d{3},\d{3},\d{3},\d{3} weights .* fewer layers"):
+        check_memory(ModelRequest(name="absurd.json", config=absurd, lora=LORA), ["float32"])
