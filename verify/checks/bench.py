@@ -87,6 +87,11 @@ class Bench:
         except BaseException as error:  # a script that exits must not end the run with its own status
             raise SubjectError(f"subject {self.subject.name} raised {said_by(error)}") from error
 
+    def drop_gradients(self) -> None:
+        """Forget the gradients that a backward pass left on the model's parameters."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
 
 def flat(logps: Sequence[Tensor]) -> Tensor:
     """All completions as one vector, in completion order."""

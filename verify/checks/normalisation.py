@@ -73,9 +73,10 @@ def _step(bench: Bench, case: Case, first: int, last: int, differentiable: bool)
         loss, _ = check_loss(
             output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
         )
-        gradients = lora_gradients(loss, bench.model) if differentiable else {}
-    for parameter in bench.model.parameters():
-        parameter.grad = None
+        gradients: dict[str, Tensor] = {}
+        if differentiable:
+            gradients = bench.call(lambda: lora_gradients(loss, bench.model), seeded=False)
+    bench.drop_gradients()
     return _Step(float(loss.detach()), gradients)
 
 

@@ -37,7 +37,8 @@ def _measure(bench: Bench, case: Case) -> Measured:
     if not embedded:
         raise NotApplicableError("no token passed the model's embedding, where gradients would be read")
     logps = check_logps(returned, case.groups, subject=bench.subject.name, differentiable=True)
-    reached = _tokens_that_reach(logps, embedded)
+    reached = bench.call(lambda: _tokens_that_reach(logps, embedded), seeded=False)
+    bench.drop_gradients()
     places, tokens = {token: place for place, token in all_places(case.groups)}, completion_places(case.groups)
     forbidden, missing = [], []
     for index, (token, ids) in enumerate(zip(tokens, reached, strict=True)):
@@ -104,9 +105,17 @@ def _gradients(values: Tensor, leaves: Sequence[Tensor]) -> list[Sequence[Tensor
         each = torch.eye(len(values), dtype=values.dtype, device=values.device)
         batched = torch.autograd.grad(values, leaves, each, retain_graph=True, allow_unused=True, is_grads_batched=True)
         return [[None] * len(values) if gradients is None else list(gradients) for gradients in batched]
-    except RuntimeError:  # somewhere in the graph is something that takes one gradient at a time only
-        one_by_one = [torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True) for value in values]
-        return [list(gradients) for gradients in zip(*one_by_one, strict=True)]
+    except (
+        RuntimeError
+    ):  # something in the graph takes one gradient at a time, or (checkpoints) no autograd.grad at all
+        return [list(gradients) for gradients in zip(*(_backward(value, leaves) for value in values), strict=True)]
+
+
+def _backward(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    for leaf in leaves:
+        leaf.grad = None
+    value.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    return [leaf.grad for leaf in leaves]
 
 
 REACH = ExactCheck(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from verify.checks.bench import Setting
 from verify.checks.cases import check_cases
@@ -63,6 +65,50 @@ def test_an_error_that_cannot_be_read_is_a_finding(put: Callable[..., dict[str, 
         raise UnreadableError
 
     assert "raised UnreadableError: a UnreadableError that cannot be read" in put(Meddler(meddle))["reach"].reason
+
+
+class _NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, logp: Tensor) -> Tensor:
+        return logp.clone()
+
+    @staticmethod
+    def backward(_context: Any, *_: Tensor) -> Tensor:
+        raise NotImplementedError("no backward kernel")
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """The honest log-probs behind one more node of the graph, in a loss of its own."""
+
+    wrap: Callable[[Tensor], Tensor]
+    name: str = "wrapped"
+
+    def per_token_logps(self, model: Any, groups: Groups) -> list[Tensor]:
+        logps = HONEST.per_token_logps(model, groups)
+        return [self.wrap(logp) for logp in logps] if torch.is_grad_enabled() else logps
+
+    def loss(self, model: Any, groups: Groups, objective: Any) -> Any:
+        rewards = torch.stack([logp.sum() for logp in self.per_token_logps(model, groups)])
+        return SimpleNamespace(loss=rewards.mean(), rewards=rewards)
+
+
+def test_a_backward_pass_that_raises_is_an_error_of_the_checks_that_run_it(
+    put: Callable[..., dict[str, Finding]],
+) -> None:
+    findings = put(Wrapped(_NoBackward.apply))
+    raised = {name for name, finding in findings.items() if "NotImplementedError: no backward kernel" in finding.reason}
+    assert raised == {"reach", "normalisation"}
+    assert {findings[name].verdict for name in raised} == {Verdict.ERROR}
+
+
+def test_a_graph_with_a_reentrant_checkpoint_can_be_asked_what_reaches_what(
+    put: Callable[..., dict[str, Finding]],
+) -> None:
+    """It refuses ``torch.autograd.grad``, batched or not."""
+    findings = put(Wrapped(lambda logp: checkpoint(torch.clone, logp, use_reentrant=True)))
+    assert findings["reach"].verdict is Verdict.PASS, findings["reach"].reason
+    assert findings["normalisation"].verdict is Verdict.PASS, findings["normalisation"].reason
 
 
 def test_a_subject_that_raises_is_an_error_in_each_check_but_that_on_another_model(
