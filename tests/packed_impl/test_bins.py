@@ -90,7 +90,7 @@ def test_nothing_and_empty_groups_are_refused(lengths: list[int]) -> None:
 @pytest.mark.parametrize(
     ("layout", "expected"),
     # prompt a b, responses c | d e: "a b c d e", or "a", "b c", "b d e".
-    [("shared-prompt", 5), ("repeat-prompt-token", 6)],
+    [("shared-prompt", 5), ("repeat-prompt-token", 6), ("block-diagonal", 7), ("prefix-tree", 5)],
 )
 def test_packed_length_counts_slots(layout: str, expected: int) -> None:
     assert packed_length(2, [1, 2], layout=layout) == expected

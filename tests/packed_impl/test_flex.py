@@ -16,6 +16,7 @@ from packed_impl.flex import (
     flex_attention_forward,
 )
 from packed_impl.forest import Forest, attention_rule, padded
+from packed_impl.prefix_tree import prefix_forest
 
 CPU = torch.device("cpu")
 
@@ -55,6 +56,19 @@ def test_the_table_holds_at_block_edges_and_equals_the_one_torch_makes(prompt: i
     assert torch.equal(effective_mask(made_by_torch)[0], attention_rule(forest))
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(mask, name), getattr(made_by_torch, name)), name
+
+
+def test_the_table_holds_four_levels_down_and_in_padding() -> None:
+    forest = padded(Forest.of([100, 60, 130, 70, 40, 150], [None, 0, 1, 2, 2, 1]), 700)
+    mask = block_mask([forest], CPU)
+    assert (mask.full_kv_num_blocks > 0).any()
+    assert torch.equal(effective_mask(mask)[0], attention_rule(forest))
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=8))
+def test_descendants_lie_together_in_a_prefix_tree(sequences: list[tuple[int, ...]]) -> None:
+    """So that the mask function looks one number up and needs no table."""
+    assert _subtree_stops(prefix_forest(sequences).forest) is not None
 
 
 def retabled(mask: BlockMask, *, num_partial: torch.Tensor, num_full: torch.Tensor) -> BlockMask:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from packed_impl.bins import first_fit_decreasing, packed_length
 from packed_impl.forest import attention_rule, padded
 from packed_impl.layout import LAYOUTS, ROWS, pack
+from packed_impl.prefix_tree import num_prefix_slots
 
-ids = st.integers(1, 99)
+ids = st.integers(1, 99) | st.integers(1, 2)  # few tokens, so that prefixes are shared, or many
 responses = st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), min_size=1, max_size=3).map(tuple)
 groups_of_any_shape = st.lists(
     st.builds(
@@ -25,18 +27,19 @@ groups_of_any_shape = st.lists(
 )
 
 
-def in_bins(groups: list[SimpleNamespace], layout: str) -> tuple[tuple[int, ...], ...]:
-    lengths = [
-        packed_length(len(g.prompt_ids), [len(r) for r in g.positives + g.negatives], layout=layout) for g in groups
-    ]
-    return first_fit_decreasing(lengths, max(lengths) + 3)
+def in_any_rows(data: st.DataObject, num_groups: int) -> list[list[int]]:
+    """Groups in any order, cut into rows anywhere."""
+    order = data.draw(st.permutations(range(num_groups)))
+    cuts = data.draw(st.sets(st.integers(1, num_groups - 1))) if num_groups > 1 else set()
+    return [list(order[a:b]) for a, b in pairwise([0, *sorted(cuts), num_groups])]
 
 
-@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from([*ROWS, "bins"]))
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.data())
 def test_each_predictor_has_seen_exactly_the_sequence_so_far(
-    groups: list[SimpleNamespace], layout: str, rows: str
+    groups: list[SimpleNamespace], layout: str, data: st.DataObject
 ) -> None:
-    packed = pack(groups, layout=layout, rows=in_bins(groups, layout) if rows == "bins" else rows)
+    rows = data.draw(st.sampled_from(ROWS) | st.builds(lambda: in_any_rows(data, len(groups))))
+    packed = pack(groups, layout=layout, rows=rows)
     rules = [attention_rule(forest) for forest in packed.forests]
     maps = zip(packed.token_rows.tolist(), packed.token_slots.tolist(), packed.predictor_slots.tolist(), strict=True)
     for group in groups:
@@ -51,9 +54,11 @@ def test_each_predictor_has_seen_exactly_the_sequence_so_far(
     assert next(maps, None) is None
 
 
-@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.sampled_from([*ROWS, "bins"]))
-def test_completions_come_group_by_group_positives_first(groups: list[SimpleNamespace], layout: str, rows: str) -> None:
-    packed = pack(groups, layout=layout, rows=in_bins(groups, layout) if rows == "bins" else rows)
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.data())
+def test_completions_come_group_by_group_positives_first(
+    groups: list[SimpleNamespace], layout: str, data: st.DataObject
+) -> None:
+    packed = pack(groups, layout=layout, rows=in_any_rows(data, len(groups)))
     expected = [response for group in groups for response in group.positives + group.negatives]
     assert packed.token_ids.tolist() == [token for response in expected for token in response]
     assert packed.completion_lengths == tuple(len(response) for response in expected)
@@ -71,6 +76,24 @@ def test_a_row_holds_what_is_shared_once(groups: list[SimpleNamespace], layout: 
     assert pack(groups, layout=layout, rows="one-row").input_ids.shape == (1, expected[layout])
 
 
+@given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.integers(0, 9))
+def test_rows_filled_by_packed_length_never_overflow(groups: list[SimpleNamespace], layout: str, spare: int) -> None:
+    lengths = [
+        packed_length(len(g.prompt_ids), [len(r) for r in g.positives + g.negatives], layout=layout) for g in groups
+    ]
+    limit = max(lengths) + spare
+    packed = pack(groups, layout=layout, rows=first_fit_decreasing(lengths, limit), row_length=limit)
+    assert packed.input_ids.shape[1] == limit
+
+
+@given(groups_of_any_shape, st.integers(0, 9))
+def test_rows_filled_by_the_slots_of_each_tree_never_overflow(groups: list[SimpleNamespace], spare: int) -> None:
+    lengths = [num_prefix_slots([g.prompt_ids + r for r in g.positives + g.negatives]) for g in groups]
+    limit = max(lengths) + spare
+    packed = pack(groups, layout="prefix-tree", rows=first_fit_decreasing(lengths, limit), row_length=limit)
+    assert packed.input_ids.shape[1] == limit
+
+
 def test_repeating_the_last_prompt_token_splits_the_tree_one_token_earlier() -> None:
     group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=())
     packed = pack([group], layout="repeat-prompt-token")
@@ -78,6 +101,29 @@ def test_repeating_the_last_prompt_token_splits_the_tree_one_token_earlier() -> 
     assert packed.position_ids.tolist() == [[0, 1, 2, 1, 2, 3]]
     assert packed.predictor_slots.tolist() == [1, 3, 4]
     assert [segment.parent for segment in packed.forests[0].segments] == [None, 0, 0]
+
+
+def test_sequences_packed_block_by_block_are_roots_with_the_whole_prompt() -> None:
+    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=())
+    packed = pack([group], layout="block-diagonal")
+    assert packed.input_ids.tolist() == [[1, 2, 3, 1, 2, 4, 5]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3]]
+    assert packed.predictor_slots.tolist() == [1, 4, 5]
+    assert [segment.parent for segment in packed.forests[0].segments] == [None, None]
+
+
+def test_a_prefix_tree_shares_what_responses_and_groups_have_in_common() -> None:
+    """``1 2`` begins all sequences, ``3`` is in the first two responses and ends the third."""
+    groups = [
+        SimpleNamespace(prompt_ids=(1, 2), positives=((3, 4),), negatives=((3, 5),), completion_masks=()),
+        SimpleNamespace(prompt_ids=(1,), positives=((2, 3),), negatives=((2, 6),), completion_masks=()),
+    ]
+    packed = pack(groups, layout="prefix-tree")
+    assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 3, 2]]
+    assert [segment.parent for segment in packed.forests[0].segments] == [None, 0, 1, 1, 0]
+    assert packed.token_slots.tolist() == [2, 3, 2, 4, 1, 2, 1, 5]
+    assert packed.predictor_slots.tolist() == [1, 2, 1, 2, 0, 1, 0, 1]
 
 
 def test_a_one_token_prompt_that_is_repeated_leaves_only_roots() -> None:
@@ -145,6 +191,13 @@ def test_every_group_has_to_be_in_one_row(rows: list[tuple[int, ...]], message: 
 def test_a_row_over_the_row_length_is_refused_not_cut() -> None:
     with pytest.raises(ValueError, match="row 1 takes 4 slots, more than the row length of 3"):
         pack(THREE, rows=[(0,), (1, 2)], row_length=3)
+
+
+@pytest.mark.parametrize(("layout", "slots"), [("shared-prompt", 5), ("block-diagonal", 6), ("prefix-tree", 4)])
+def test_a_group_over_the_row_length_is_named(layout: str, slots: int) -> None:
+    long = SimpleNamespace(prompt_ids=(1,), positives=((2, 3), (2, 4)), negatives=(), completion_masks=())
+    with pytest.raises(ValueError, match=f"^group 1 takes {slots} slots, more than the row length of 3: groups are"):
+        pack([THREE[0], long], layout=layout, row_length=3)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,17 @@ def test_only_the_cells_of_the_rule_and_one_triangle_per_branch_are_computed() -
     assert [call.path for call in row.calls] == [(0,), (0, 1), (0, 2)]
 
 
+def test_a_segment_four_levels_down_sees_its_whole_path() -> None:
+    (row,) = plan_split_calls([Forest.of([2, 1, 2, 3, 4], [None, 0, 1, 2, 1])], CPU)
+    assert [call.path for call in row.calls] == [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 4)]
+    assert [tuple(call.bias.shape) for call in row.calls if call.bias is not None] == [(1, 3), (2, 5), (3, 8), (4, 7)]
+
+
+def test_blocks_of_a_diagonal_need_square_calls_alone() -> None:
+    (row,) = plan_split_calls([Forest.of([3, 2, 4], [None, None, None])], CPU)
+    assert [(call.path, call.bias) for call in row.calls] == [((0,), None), ((1,), None), ((2,), None)]
+
+
 def test_a_cuda_call_names_its_pattern_and_builds_no_mask() -> None:
     (row,) = plan_split_calls([Forest.of([5, 2], [None, 0])], torch.device("cuda"))
     assert type(row.calls[1].bias).__name__ == "CausalBias"
