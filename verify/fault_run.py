@@ -17,7 +17,8 @@ from verify.faults.exact_checks import exact_findings
 from verify.faults.fault import EquivalentMutant, Fault
 from verify.faults.kernels import NoisyKernel
 from verify.faults.kill_matrix import Catch, Kill, kill_of, verdict_of
-from verify.gate import GateOutcome, Progress, WitnessError, run_gate
+from verify.gate import GateOutcome, Progress, run_gate
+from verify.gate_work import WitnessError
 from verify.packed_proof import summarise
 from verify.recording import RunFacts, record_run
 from verify.subject import SubjectError

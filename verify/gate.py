@@ -6,38 +6,27 @@ each. Observations are dropped as soon as they are compared: what stays is diffe
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from verify.cases import Case
 from verify.checks.check import ExactCheck, Finding
-from verify.checks.run import run_exact_checks
-from verify.comparison import Comparison, StructureError, compare_observations
-from verify.groups import check_token_ids
+from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun, pieces_of
 from verify.judgement import Judgement, JudgingContext, judge
-from verify.model_holder import ModelHolder
-from verify.model_state import WeightsChangedError
 from verify.models.request import ModelRequest, ModelUnderTest
-from verify.noise import NoiseFloor, NoiseSample, measure_noise
+from verify.noise import NoiseFloor, measure_noise
 from verify.objective import DpoSigmoid, objective_named
-from verify.observation import Observation, PhaseSlots, observe
-from verify.subject import Subject, SubjectError, support_for
-from verify.subjects import is_built_in
-from verify.subjects.oracle import apply_objective, observe_oracle
-from verify.subjects.pairwise import VARIATIONS, WITNESS, default_variations
+from verify.observation import PhaseSlots
+from verify.subject import Subject
+from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.tolerance import Policy
-from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict, fold
+from verify.workers import Begin, work_through
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all and what is being done."""
-
-
-class WitnessError(Exception):
-    """The unpacked path itself could not be run or compared: nothing can be judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,222 +125,76 @@ class GateOutcome:
     findings: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SubjectRun:
-    """One subject on one case, compared but not yet judged."""
-
-    subject: str
-    observation: Observation | None = None
-    to_oracle: tuple[Comparison, ...] = ()
-    to_witness: tuple[Comparison, ...] = ()
-    verdict: Verdict | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CaseRun:
-    """One case in one dtype: expectations without gradients, noise, subjects, and why it may prove nothing."""
-
-    case: Case
-    expected: Observation
-    witness: Observation
-    noise: NoiseSample
-    subjects: tuple[_SubjectRun, ...]
-    vacuous: tuple[str, ...]
-    implausible: tuple[str, ...]
-
-
-def run_gate(request: GateRequest, progress: Progress, checks: Sequence[ExactCheck] = ()) -> GateOutcome:
+def run_gate(
+    request: GateRequest, progress: Progress, checks: Sequence[ExactCheck] = (), *, num_processes: int = 1
+) -> GateOutcome:
     """Run the gate.
 
     Args:
         request: What to judge.
         progress: Called before each observation.
         checks: The exact checks that each subject is put to after the cases.
+        num_processes: Processes that the pieces are shared among; where it may be more than one, see ``verify.jobs``.
 
     Returns:
-        Results of every subject, case and dtype that were asked for.
+        Results of every subject, case and dtype that were asked for, the same with any number of processes.
 
     Raises:
         ValueError: A token id outside the vocabulary, a model that the oracle does not know.
         WitnessError: The unpacked path cannot be run.
+        WorkerError: One of several processes ended early.
     """
-    steps = _Steps(progress, request.num_steps + (len(request.dtypes) * len(request.subjects) if checks else 0))
-    oracle_cache: dict[str, Observation] = {}
+    work = GateWork(request, checks)
+    begin = count_steps(progress, num_steps(request, checks))
+    return judge_pieces(
+        request, work_through(pieces_of(request, checks), work, begin, num_processes=num_processes), work
+    )
+
+
+def num_steps(request: GateRequest, checks: Sequence[ExactCheck]) -> int:
+    """Steps of a run of which progress tells."""
+    return request.num_steps + (len(request.dtypes) * len(request.subjects) if checks else 0)
+
+
+def count_steps(progress: Progress, total: int) -> Begin:
+    """Tell progress how many steps were begun before."""
+    done = count()
+    return lambda text: progress(next(done), total, text)
+
+
+def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork) -> GateOutcome:
+    """Judge what all pieces of a run measured.
+
+    Args:
+        request: What to judge.
+        done: What came of the pieces, in their order.
+        work: Holds the model.
+
+    Returns:
+        The outcome.
+    """
     results: list[Result] = []
-    findings: list[Finding] = []
     notes: dict[str, None] = {}
-    model: ModelUnderTest | None = None
     for dtype in request.dtypes:
-        model = None  # frees the model of the dtype before
-        holder = ModelHolder(request.model, dtype, request.prepare_model)
-        for case in request.cases:
-            check_token_ids(case.groups, holder.model.get_input_embeddings().num_embeddings)
-        runs = [_run_case(case, dtype, holder, request, oracle_cache, steps) for case in request.cases]
+        runs = [piece.case_run for piece in done if piece.dtype == dtype and piece.case_run is not None]
         proves_nothing = {run.case.name for run in runs if run.vacuous or run.implausible}
         noise = measure_noise([run.noise for run in runs], not_pooled=proves_nothing)
-        adapters = vacuous_adapters(holder.model)
         for run in runs:
-            results += _judge_case(run, dtype, request, noise, adapters)
+            results += _judge_case(run, dtype, request, noise)
             for subject in run.subjects:
-                if subject.observation is not None and subject.observation.settings_put_back:
-                    left = ", ".join(subject.observation.settings_put_back)
+                if subject.settings_put_back:
+                    left = ", ".join(subject.settings_put_back)
                     notes[f"subject {subject.subject} left the model changed, which was put back: {left}"] = None
-        if checks:
-            findings += _exact_checks(request, checks, dtype, holder, steps)
-        model = holder.under_test
-    assert model is not None
     return GateOutcome(
         results=tuple(results),
-        model=model,
-        model_passes_s=steps.model_passes_s,
+        model=work.holder_of(request.dtypes[-1]).under_test,
+        model_passes_s=sum(piece.passes_s for piece in done),
         notes=tuple(notes),
-        findings=tuple(findings),
+        findings=tuple(finding for piece in done for finding in piece.findings),
     )
 
 
-class _Steps:
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done, self.model_passes_s = progress, total, 0, 0.0
-
-    def begin(self, text: str) -> None:
-        self._progress(self._done, self._total, text)
-        self._done += 1
-
-
-def _exact_checks(
-    request: GateRequest, checks: Sequence[ExactCheck], dtype: str, holder: ModelHolder, steps: _Steps
-) -> tuple[Finding, ...]:
-    start = time.perf_counter()
-    try:
-        return run_exact_checks(
-            request.subjects,
-            checks,
-            holder,
-            dtype=dtype,
-            objective=request.objective,
-            policy=request.policy,
-            seed=request.seed,
-            begin=lambda subject: steps.begin(f"{dtype} exact checks: {subject.name}"),
-        )
-    except (SubjectError, StructureError) as error:
-        raise WitnessError(f"{dtype} exact checks: the unpacked path cannot be compared: {error}") from error
-    finally:
-        steps.model_passes_s += time.perf_counter() - start
-
-
-def _run_case(
-    case: Case,
-    dtype: str,
-    holder: ModelHolder,
-    request: GateRequest,
-    oracle_cache: dict[str, Observation],
-    steps: _Steps,
-) -> _CaseRun:
-    def begin(name: str) -> None:
-        steps.begin(f"{dtype} {case.name}: {name}")
-
-    def run(subject: Subject) -> Observation:
-        observation = observe(
-            subject,
-            holder.model,
-            case.groups,
-            objective,
-            apply_objective=apply_objective,
-            seed=request.seed,
-            baseline=holder.baseline,
-        )
-        steps.model_passes_s += observation.elapsed_s
-        return observation
-
-    def run_form(form: Subject) -> Observation:
-        begin(form.name)
-        return run(form)
-
-    objective = objective_named(case.objective_name, request.objective)
-    begin("oracle")
-    expected = oracle_cache.get(case.name)
-    if expected is None:
-        expected = observe_oracle(holder.model, case.groups, objective)
-        steps.model_passes_s += expected.elapsed_s
-        if holder.under_test.exact_in_bfloat16:
-            oracle_cache[case.name] = expected
-    try:
-        forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
-        noise = _noise_sample(case, forms, expected)
-    except (SubjectError, StructureError) as error:
-        raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
-    witness = forms[WITNESS.name]
-    del forms  # gradients of every form; at full size there is no room to keep them
-    subjects = []
-    for subject in request.subjects:
-        begin(subject.name)  # also where it does not take the case, so that all steps add up
-        subjects.append(_run_subject(subject, case, run, expected, witness, holder))
-    return _CaseRun(
-        case=case,
-        expected=replace(expected, gradients=None),
-        witness=replace(witness, gradients=None),
-        noise=noise,
-        subjects=tuple(subjects),
-        vacuous=vacuous_expectation(expected, case.groups),
-        implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
-    )
-
-
-def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
-    return NoiseSample(
-        case.name,
-        to_oracle={name: compare_observations(form, expected, case.groups) for name, form in forms.items()},
-        between={
-            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups, truth=expected)
-            for other, one in combinations(forms, 2)
-        },
-    )
-
-
-def _run_subject(
-    subject: Subject,
-    case: Case,
-    run: Callable[[Subject], Observation],
-    expected: Observation,
-    witness: Observation,
-    holder: ModelHolder,
-) -> _SubjectRun:
-    name = subject.name
-    try:
-        support = support_for(subject, case)
-        if not support.supported:
-            return _SubjectRun(subject=name, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
-        observation = _watched(subject, run, holder)
-    except SubjectError as error:
-        return _SubjectRun(subject=name, verdict=Verdict.ERROR, reason=str(error))
-    except WeightsChangedError as error:
-        holder.rebuild()
-        return _SubjectRun(subject=name, verdict=Verdict.ERROR, reason=str(error))
-    kept = replace(observation, gradients=None)
-    try:
-        to_oracle = compare_observations(observation, expected, case.groups)
-        to_witness = compare_observations(observation, witness, case.groups, truth=expected)
-    except StructureError as error:
-        return _SubjectRun(subject=name, observation=kept, verdict=Verdict.FAIL, reason=str(error))
-    return _SubjectRun(subject=name, observation=kept, to_oracle=to_oracle, to_witness=to_witness)
-
-
-def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: ModelHolder) -> Observation:
-    """Run a subject; whether it returned or raised, the model must compute afterwards what it computed before."""
-    try:
-        observation = run(subject)
-    except SubjectError:
-        holder.check_bits(subject.name)
-        raise
-    if not is_built_in(subject):
-        holder.check_bits(subject.name)
-    return observation
-
-
-def _judge_case(
-    run: _CaseRun, dtype: str, request: GateRequest, noise: NoiseFloor, adapters: Sequence[str]
-) -> Iterator[Result]:
+def _judge_case(run: CaseRun, dtype: str, request: GateRequest, noise: NoiseFloor) -> Iterator[Result]:
     context = JudgingContext(
         case=run.case.name,
         groups=run.case.groups,
@@ -362,18 +205,16 @@ def _judge_case(
     )
     for subject in run.subjects:
         judgements: tuple[Judgement, ...] = ()
-        if subject.to_oracle and subject.observation is not None:
-            absent = subject.observation.gradients_absent_because
+        if subject.to_oracle:
+            absent = subject.gradients_absent_because
             judgements = (
                 *judge(subject.to_oracle, "oracle", run.expected, context, gradients_absent_because=absent),
                 *judge(subject.to_witness, "differential", run.witness, context, gradients_absent_because=absent),
             )
-        yield _result(run, subject, dtype, judgements, adapters)
+        yield _result(run, subject, dtype, judgements)
 
 
-def _result(
-    run: _CaseRun, subject: _SubjectRun, dtype: str, judgements: tuple[Judgement, ...], adapters: Sequence[str]
-) -> Result:
+def _result(run: CaseRun, subject: SubjectRun, dtype: str, judgements: tuple[Judgement, ...]) -> Result:
     if subject.verdict is not None:
         verdict, reasons = subject.verdict, [subject.reason]
     else:
@@ -382,9 +223,9 @@ def _result(
     finite = not any(c.non_finite for c in subject.to_oracle)
     if run.implausible and subject.to_oracle and finite:
         # The budgets themselves are in doubt: neither PASS nor FAIL can rest on them.
-        verdict, reasons = Verdict.INCONCLUSIVE, [*adapters, *run.vacuous, *run.implausible, *reasons]
-    elif (run.vacuous or adapters) and verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
-        verdict, reasons = Verdict.INCONCLUSIVE, [*adapters, *run.vacuous, *reasons]
+        verdict, reasons = Verdict.INCONCLUSIVE, [*run.adapters, *run.vacuous, *run.implausible, *reasons]
+    elif (run.vacuous or run.adapters) and verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
+        verdict, reasons = Verdict.INCONCLUSIVE, [*run.adapters, *run.vacuous, *reasons]
     return Result(
         case=run.case.name,
         subject=subject.subject,
@@ -392,7 +233,7 @@ def _result(
         verdict=verdict,
         reasons=tuple(reasons),
         judgements=judgements,
-        phases=subject.observation.phases if subject.observation is not None else (),
+        phases=subject.phases,
         passes=run.case.num_passes,
         pairwise_slots=run.case.num_passes * run.case.pairwise_slots,
         pairwise_rows=run.case.num_passes * run.case.num_completions,

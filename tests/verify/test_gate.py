@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from verify.cases import Case
-from verify.gate import GateOutcome, GateRequest, Result, WitnessError, run_gate
+from verify.gate import GateOutcome, GateRequest, Result, run_gate
+from verify.gate_work import WitnessError
 from verify.groups import PreferenceGroup
 from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
@@ -315,7 +316,7 @@ def test_an_unpacked_path_that_cannot_be_run_stops_the_run(
     short_case: Case,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("verify.gate.WITNESS", third_party("Raises"))
+    monkeypatch.setattr("verify.gate_work.WITNESS", third_party("Raises"))
     with pytest.raises(WitnessError, match="float32 one-pair: the unpacked path cannot be compared: subject raises"):
         gate([third_party("ByHand")], [short_case])
 
@@ -372,7 +373,7 @@ def test_a_case_that_proves_nothing_does_not_widen_the_budgets_of_others(
     alone = judged(short_case)["one-pair"]
     assert judged(short_case, other)["one-pair"].judgements != alone.judgements
     monkeypatch.setattr(
-        "verify.gate.implausible_witness",
+        "verify.gate_work.implausible_witness",
         lambda forms, bounds: ("in doubt",) if forms["pairwise"][0].num_compared == 7 else (),
     )
     results = judged(short_case, other)

@@ -51,6 +51,40 @@ def run_exact_checks(
         SubjectError: The unpacked path itself cannot be run.
         StructureError: It cannot be compared.
     """
+    setting = measure_setting(checks, holder, dtype=dtype, objective=objective, policy=policy, seed=seed)
+    findings: list[Finding] = []
+    for subject in subjects:
+        begin(subject)
+        findings += run_checks(subject, checks, setting, holder)
+    return tuple(findings)
+
+
+def measure_setting(
+    checks: Sequence[ExactCheck],
+    holder: ModelHolder,
+    *,
+    dtype: str,
+    objective: DpoSigmoid,
+    policy: Policy,
+    seed: int,
+) -> Setting:
+    """Measure what all subjects of a dtype share.
+
+    Args:
+        checks: The checks that will be run.
+        holder: Holds the model.
+        dtype: Name of the dtype.
+        objective: beta and label smoothing.
+        policy: Factors and floors.
+        seed: Seed of the cases and of the passes.
+
+    Returns:
+        The cases of the checks, and the yardsticks on them.
+
+    Raises:
+        SubjectError: The unpacked path itself cannot be run.
+        StructureError: It cannot be compared.
+    """
     cases = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed)
     yardsticks = measure_yardsticks(
         holder.model,
@@ -62,12 +96,7 @@ def run_exact_checks(
         policy=policy,
         seed=seed,
     )
-    setting = Setting(dtype=dtype, objective=objective, policy=policy, seed=seed, cases=cases, yardsticks=yardsticks)
-    findings: list[Finding] = []
-    for subject in subjects:
-        begin(subject)
-        findings += run_checks(subject, checks, setting, holder)
-    return tuple(findings)
+    return Setting(dtype=dtype, objective=objective, policy=policy, seed=seed, cases=cases, yardsticks=yardsticks)
 
 
 def run_checks(

@@ -1,0 +1,283 @@
+"""The pieces of a run of the gate, and doing them: cases observed and compared, subjects put to the exact checks.
+
+Nothing is judged here: the noise over all cases of a dtype enters the budget of each. Observations are dropped as soon
+as they are compared: what a piece hands over is differences, and the few values that budgets are made of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from verify.cases import Case
+from verify.checks.bench import Setting
+from verify.checks.check import ExactCheck, Finding
+from verify.checks.run import measure_setting, run_checks
+from verify.comparison import Comparison, StructureError, compare_observations
+from verify.groups import check_token_ids
+from verify.model_holder import ModelHolder
+from verify.model_state import WeightsChangedError
+from verify.noise import NoiseSample
+from verify.objective import objective_named
+from verify.observation import Observation, PhaseSlots, observe
+from verify.subject import Subject, SubjectError, support_for
+from verify.subjects import is_built_in
+from verify.subjects.oracle import apply_objective, observe_oracle
+from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
+from verify.verdict import Verdict
+from verify.workers import Begin
+
+if TYPE_CHECKING:
+    from verify.gate import GateRequest
+
+
+class WitnessError(Exception):
+    """The unpacked path itself could not be run or compared: nothing can be judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectRun:
+    """One subject on one case, compared but not yet judged; of what it computed only what judging takes is kept."""
+
+    subject: str
+    phases: tuple[PhaseSlots, ...] = ()
+    settings_put_back: tuple[str, ...] = ()
+    gradients_absent_because: str = ""
+    to_oracle: tuple[Comparison, ...] = ()
+    to_witness: tuple[Comparison, ...] = ()
+    verdict: Verdict | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRun:
+    """One case in one dtype: expectations without gradients, noise, subjects, and why it may prove nothing."""
+
+    case: Case
+    expected: Observation
+    witness: Observation
+    noise: NoiseSample
+    subjects: tuple[SubjectRun, ...]
+    adapters: tuple[str, ...]
+    vacuous: tuple[str, ...]
+    implausible: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A piece of a run that depends on no other: a case with all subjects, or the exact checks of one subject.
+
+    Exactly one of ``case`` and ``subject`` is given.
+    """
+
+    dtype: str
+    case: Case | None = None
+    subject: Subject | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceDone:
+    """What came of a piece: differences and values, no model and no gradients, so that it can travel."""
+
+    dtype: str
+    passes_s: float
+    case_run: CaseRun | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def pieces_of(request: GateRequest, checks: Sequence[ExactCheck] = ()) -> list[Piece]:
+    """The pieces of a run, in the order in which they are reported."""
+    pieces: list[Piece] = []
+    for dtype in request.dtypes:
+        pieces += [Piece(dtype=dtype, case=case) for case in request.cases]
+        pieces += [Piece(dtype=dtype, subject=subject) for subject in request.subjects if checks]
+    return pieces
+
+
+class GateWork:
+    """Does one piece after another; keeps the model of the dtype that it is at.
+
+    Args:
+        request: What to judge.
+        checks: The exact checks.
+    """
+
+    def __init__(self, request: GateRequest, checks: Sequence[ExactCheck] = ()) -> None:
+        self._request, self._checks = request, checks
+        self._oracle_cache: dict[str, Observation] = {}
+        self._holder: ModelHolder | None = None
+        self._dtype = ""
+        self._setting: Setting | None = None
+
+    def __call__(self, piece: Piece, begin: Begin) -> PieceDone:
+        """Do a piece.
+
+        Args:
+            piece: The piece.
+            begin: Called before each observation.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            ValueError: A token id outside the vocabulary, a model that the oracle does not know.
+            WitnessError: The unpacked path cannot be run.
+        """
+        steps, holder = _Steps(begin), self.holder_of(piece.dtype)
+        if piece.case is not None:
+            check_token_ids(piece.case.groups, holder.model.get_input_embeddings().num_embeddings)
+            run = _run_case(piece.case, piece.dtype, holder, self._request, self._oracle_cache, steps)
+            return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, case_run=run)
+        assert piece.subject is not None
+        findings = self._exact_checks(piece.subject, holder, steps)
+        return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, findings=findings)
+
+    def holder_of(self, dtype: str) -> ModelHolder:
+        """The model of a dtype; that of another dtype is let go first."""
+        if self._holder is None or dtype != self._dtype:
+            self._holder = self._setting = None
+            self._holder, self._dtype = ModelHolder(self._request.model, dtype, self._request.prepare_model), dtype
+        return self._holder
+
+    def _exact_checks(self, subject: Subject, holder: ModelHolder, steps: _Steps) -> tuple[Finding, ...]:
+        steps.begin(f"{self._dtype} exact checks: {subject.name}")
+        start, request = time.perf_counter(), self._request
+        try:
+            if self._setting is None:
+                self._setting = measure_setting(
+                    self._checks,
+                    holder,
+                    dtype=self._dtype,
+                    objective=request.objective,
+                    policy=request.policy,
+                    seed=request.seed,
+                )
+            return run_checks(subject, self._checks, self._setting, holder)
+        except (SubjectError, StructureError) as error:
+            raise WitnessError(f"{self._dtype} exact checks: the unpacked path cannot be compared: {error}") from error
+        finally:
+            steps.model_passes_s += time.perf_counter() - start
+
+
+class _Steps:
+    def __init__(self, begin: Begin) -> None:
+        self.begin, self.model_passes_s = begin, 0.0
+
+
+def _run_case(
+    case: Case,
+    dtype: str,
+    holder: ModelHolder,
+    request: GateRequest,
+    oracle_cache: dict[str, Observation],
+    steps: _Steps,
+) -> CaseRun:
+    def begin(name: str) -> None:
+        steps.begin(f"{dtype} {case.name}: {name}")
+
+    def run(subject: Subject) -> Observation:
+        observation = observe(
+            subject,
+            holder.model,
+            case.groups,
+            objective,
+            apply_objective=apply_objective,
+            seed=request.seed,
+            baseline=holder.baseline,
+        )
+        steps.model_passes_s += observation.elapsed_s
+        return observation
+
+    def run_form(form: Subject) -> Observation:
+        begin(form.name)
+        return run(form)
+
+    objective = objective_named(case.objective_name, request.objective)
+    begin("oracle")
+    expected = oracle_cache.get(case.name)
+    if expected is None:
+        expected = observe_oracle(holder.model, case.groups, objective)
+        steps.model_passes_s += expected.elapsed_s
+        if holder.under_test.exact_in_bfloat16:
+            oracle_cache[case.name] = expected
+    try:
+        forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
+        noise = _noise_sample(case, forms, expected)
+    except (SubjectError, StructureError) as error:
+        raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
+    witness = forms[WITNESS.name]
+    del forms  # gradients of every form; at full size there is no room to keep them
+    subjects = []
+    for subject in request.subjects:
+        begin(subject.name)  # also where it does not take the case, so that all steps add up
+        subjects.append(_run_subject(subject, case, run, expected, witness, holder))
+    return CaseRun(
+        case=case,
+        expected=replace(expected, gradients=None),
+        witness=replace(witness, gradients=None),
+        noise=noise,
+        subjects=tuple(subjects),
+        adapters=vacuous_adapters(holder.model),
+        vacuous=vacuous_expectation(expected, case.groups),
+        implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
+    )
+
+
+def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
+    return NoiseSample(
+        case.name,
+        to_oracle={name: compare_observations(form, expected, case.groups) for name, form in forms.items()},
+        between={
+            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups, truth=expected)
+            for other, one in combinations(forms, 2)
+        },
+    )
+
+
+def _run_subject(
+    subject: Subject,
+    case: Case,
+    run: Callable[[Subject], Observation],
+    expected: Observation,
+    witness: Observation,
+    holder: ModelHolder,
+) -> SubjectRun:
+    name = subject.name
+    try:
+        support = support_for(subject, case)
+        if not support.supported:
+            return SubjectRun(subject=name, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
+        observation = _watched(subject, run, holder)
+    except SubjectError as error:
+        return SubjectRun(subject=name, verdict=Verdict.ERROR, reason=str(error))
+    except WeightsChangedError as error:
+        holder.rebuild()
+        return SubjectRun(subject=name, verdict=Verdict.ERROR, reason=str(error))
+    kept = SubjectRun(
+        subject=name,
+        phases=observation.phases,
+        settings_put_back=observation.settings_put_back,
+        gradients_absent_because=observation.gradients_absent_because,
+    )
+    try:
+        to_oracle = compare_observations(observation, expected, case.groups)
+        to_witness = compare_observations(observation, witness, case.groups, truth=expected)
+    except StructureError as error:
+        return replace(kept, verdict=Verdict.FAIL, reason=str(error))
+    return replace(kept, to_oracle=to_oracle, to_witness=to_witness)
+
+
+def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: ModelHolder) -> Observation:
+    """Run a subject; whether it returned or raised, the model must compute afterwards what it computed before."""
+    try:
+        observation = run(subject)
+    except SubjectError:
+        holder.check_bits(subject.name)
+        raise
+    if not is_built_in(subject):
+        holder.check_bits(subject.name)
+    return observation
