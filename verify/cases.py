@@ -125,7 +125,13 @@ def tiny_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
     )  # fmt: skip
     cases = [Case(name=name, why=why, groups=tuple(pair(*sizes) for sizes in groups)) for name, why, groups in lengths]
     # Drawn last: the token ids of every case above stay as they are.
-    return (*cases, *_content_cases(tokens), *_cases_of_groups_alike(tokens, pair))
+    return (
+        *cases,
+        *_content_cases(tokens),
+        *_cases_of_groups_alike(tokens, pair),
+        *_cases_of_larger_groups(tokens),
+        *_cases_of_examples(tokens),
+    )
 
 
 def _content_cases(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
@@ -188,6 +194,74 @@ def _cases_of_groups_alike(
             name="one-token-prompt-among-others",
             why="a tree whose shared segment is one slot, with a tree on either side",
             groups=(pair(9, 5, 4), pair(1, 6, 3), pair(7, 2, 8)),
+        ),
+    )
+
+
+def _cases_of_larger_groups(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
+    def group(prompt: int, positives: Sequence[int], negatives: Sequence[int]) -> PreferenceGroup:
+        return PreferenceGroup(tokens(prompt), tuple(map(tokens, positives)), tuple(map(tokens, negatives)))
+
+    return (
+        Case(
+            name="group-of-two-and-three",
+            why="more responses than a pair has, a token and many long: pairing by stride and by place goes wrong",
+            groups=(group(18, (12, 1), (7, 21, 4)),),
+        ),
+        Case(
+            name="groups-of-uneven-size",
+            why="different numbers of responses in one row: a mean over pairs is not one over groups",
+            groups=(group(9, (6,), (8,)), group(14, (5, 11), (3,)), group(5, (4,), (9, 2, 6, 7))),
+        ),
+        Case(
+            name="tree-of-turns",
+            why="responses share turns four levels deep: a segment has ancestors beyond its parent",
+            groups=_trees_of_turns(tokens),
+        ),
+    )
+
+
+def _trees_of_turns(tokens: Callable[[int], TokenIds]) -> tuple[PreferenceGroup, ...]:
+    """A tree of four levels with a response that ends inside it, and one whose prompt begins as the other's does."""
+    prompt, first, second, third = tokens(12), tokens(6), tokens(5), tokens(4)
+    deep, short = first + second + third, first + second
+    return (
+        PreferenceGroup(prompt, (deep + tokens(3), short), (deep + tokens(7), first + tokens(8), tokens(5))),
+        PreferenceGroup(prompt[:7] + tokens(4), (tokens(6),), (tokens(9),)),
+    )
+
+
+def _cases_of_examples(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
+    def example(prompt: int, *turns: int) -> PreferenceGroup:
+        """Turns of the assistant and of the user, in turn, the assistant's first."""
+        mask = tuple(place % 2 == 0 for place, length in enumerate(turns) for _ in range(length))
+        return PreferenceGroup(tokens(prompt), (tokens(sum(turns)),), completion_masks=(mask,))
+
+    prompt, first, user = tokens(10), tokens(7), tokens(4)
+    shared = (True,) * len(first) + (False,) * len(user)
+    rollouts = PreferenceGroup(
+        prompt,
+        (first + user + tokens(6), first + user + tokens(1), tokens(9)),
+        completion_masks=(shared + (True,) * 6, (*shared, True), (True,) * 9),
+    )
+    return (
+        Case(
+            name="examples-of-uneven-length",
+            why="no target across a boundary, and a mean over tokens is not one over examples",
+            groups=(example(15, 8), example(1, 23), example(22, 1), example(6, 12)),
+            objective_name="sft-token-mean",
+        ),
+        Case(
+            name="examples-of-several-turns",
+            why="several supervised spans in one conversation; what others said is not learned",
+            groups=(example(9, 6, 4, 7), example(11, 1, 3, 1, 5, 2), example(4, 13)),
+            objective_name="sft-example-mean",
+        ),
+        Case(
+            name="rollouts-of-one-prompt",
+            why="supervised tokens that two examples share count twice",
+            groups=(rollouts, example(20, 18)),
+            objective_name="sft-token-mean",
         ),
     )
 

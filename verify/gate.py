@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from verify.cases import Case
+from verify.cases import Case, CaseKind
 from verify.checks.check import ExactCheck, Finding
 from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun, pieces_of
 from verify.judgement import Judgement, JudgingContext, judge
@@ -92,6 +92,7 @@ class Result:
     reasons: tuple[str, ...]
     judgements: tuple[Judgement, ...] = ()
     phases: tuple[PhaseSlots, ...] = ()
+    kind: CaseKind = "pairs"
     passes: int = 2
     """Forward passes of a step: the policy's, and for a preference the frozen policy's."""
     pairwise_slots: int = 0
@@ -234,6 +235,7 @@ def _result(run: CaseRun, subject: SubjectRun, dtype: str, judgements: tuple[Jud
         reasons=tuple(reasons),
         judgements=judgements,
         phases=subject.phases,
+        kind=run.case.kind,
         passes=run.case.num_passes,
         pairwise_slots=run.case.num_passes * run.case.pairwise_slots,
         pairwise_rows=run.case.num_passes * run.case.num_completions,

@@ -38,7 +38,8 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
 
     A subject that says packed and feeds, over the run, as many slots in as many rows as the pairwise layout is
     INCONCLUSIVE: a naive comparison would hold padded rows against padded rows and pass. Single cases may save nothing
-    (one-token prompts). Sequence packing shares no prompt: it feeds as many slots, none of them padding, in fewer rows.
+    (one-token prompts). Sequence packing shares no prompt: it feeds as many slots, none of them padding, in fewer rows;
+    of supervised examples fewer rows are all that is asked.
 
     Args:
         results: All results of the run.
@@ -53,7 +54,7 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
         for subject in subjects:
             own = tuple(r for r in results if r.subject == subject.name and r.dtype == dtype)
             totals = _totals(own)
-            doubts = [] if layout_of(subject) == "unpacked" else _doubts(own, totals)
+            doubts = [] if layout_of(subject) == "unpacked" else _doubts(own)
             fed = [total.both for total in totals]
             most = max(fed, key=lambda one: one.slots / one.pairwise_slots, default=_Fed(""))
             summaries.append(
@@ -132,21 +133,32 @@ def _added(fed: _Fed, slots: int, rows: int, pairwise_slots: int, pairwise_rows:
     )
 
 
-def _doubts(results: Sequence[Result], totals: Sequence[_Total]) -> list[str]:
-    """Over the run, then in each case: a fallback in one case hides behind the savings of others."""
-    over_the_run = [doubt for total in totals if (doubt := _doubt(total))]
-    if over_the_run:
-        return over_the_run
-    return [
+def _doubts(results: Sequence[Result]) -> list[str]:
+    """Over the run, then in each case: a fallback in one case hides behind the savings of others.
+
+    Examples of supervised fine-tuning need not share anything. They are packed where several are in a row.
+    """
+    preferences = [result for result in results if result.kind != "examples"]
+    examples = [result for result in results if result.kind == "examples"]
+    over_the_run = [doubt for total in _totals(preferences) if (doubt := _doubt(total))]
+    if not over_the_run:
+        over_the_run = [
+            f"case {result.case}: {doubt}"
+            for result in preferences
+            if result.can_save
+            for total in _totals([result])
+            if (doubt := _doubt(total))
+        ]
+    return over_the_run + [
         f"case {result.case}: {doubt}"
-        for result in results
-        if result.can_save
+        for result in examples
         for total in _totals([result])
-        if (doubt := _doubt(total))
+        if (doubt := _doubt_of_examples(total))
     ]
 
 
-def _doubt(total: _Total) -> str:
+def _unseen(total: _Total) -> str:
+    """Why what passed the embedding is no account of what ran."""
     if total.both.slots == 0:
         return f"no token passed the model's embedding in {total.both.what}: that a packed path ran cannot be shown"
     if total.layer_slots > total.both.slots:
@@ -154,6 +166,24 @@ def _doubt(total: _Total) -> str:
             f"says packed, but {total.both.what} fed {total.both.slots} token slots to the embedding and "
             f"{total.layer_slots} to the first decoder layer: what passed the embedding is not all that ran"
         )
+    return ""
+
+
+def _doubt_of_examples(total: _Total) -> str:
+    if unseen := _unseen(total):
+        return unseen
+    fed = total.both
+    if fed.rows < fed.pairwise_rows or fed.slots < fed.pairwise_slots:
+        return ""
+    return (
+        f"says packed, but {fed.what} fed {fed.rows} rows where there are {fed.pairwise_rows} sequences: the packed "
+        "path did not run"
+    )
+
+
+def _doubt(total: _Total) -> str:
+    if unseen := _unseen(total):
+        return unseen
     # A padded policy pass may not hide behind a packed reference pass. Without a backward pass they look alike.
     passes = [total.both, total.policy, total.reference] if total.policy.slots else [total.both]
     for fed in passes:

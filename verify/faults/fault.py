@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verify.cases import Case
+from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.check import EXACT_CHECK_NAMES, ExactCheckName
 from verify.faults.conditions import EVERYWHERE, Condition
 from verify.faults.stages import STAGES, StageName
@@ -49,6 +49,7 @@ class Mutation:
         imitates: Entries of the public list in docs/faults.md.
         bites_where: Cases on which it can make a difference.
         packing: The layout it is planted in.
+        kinds: Kinds of case it is planted on.
 
     Raises:
         ValueError: A part is of another type, the name is empty, or there is no such stage.
@@ -61,6 +62,7 @@ class Mutation:
     imitates: tuple[str, ...] = ()
     bites_where: Condition = EVERYWHERE
     packing: Packing = Packing()
+    kinds: tuple[CaseKind, ...] = ("pairs",)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -70,10 +72,12 @@ class Mutation:
             raise ValueError(f"fault {self.name}: stage {self.stage!r}: give one of {', '.join(STAGES)}")
         if not callable(self.replacement):
             raise ValueError(f"fault {self.name}: replacement is a {type(self.replacement).__name__}: give a function")
+        if not self.kinds or not set(self.kinds) <= set(CASE_KINDS):
+            raise ValueError(f"fault {self.name}: kinds is {self.kinds!r}: give some of {', '.join(CASE_KINDS)}")
 
     def bites(self, case: Case) -> bool:
-        """Whether the case has what it takes."""
-        return bool(on_copies(f"fault {self.name}", self.bites_where.holds)(case))
+        """Whether the case has what it takes; the condition is asked of cases of its kinds only."""
+        return case.kind in self.kinds and bool(on_copies(f"fault {self.name}", self.bites_where.holds)(case))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -11,29 +12,34 @@ from torch import Tensor
 
 from packed_impl import step
 from packed_impl.attention import backend_named, gradient_support
+from packed_impl.bins import Rows, first_fit_decreasing, packed_length
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.split import RowCalls
-from verify.cases import Case
+from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.packed_rows import PackedRows
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
+from verify.objective import Objective, Sft
 from verify.subject import Support
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSubject:
-    """Shared prompts as a forest of segments, through one attention backend.
+    """Sequences as a forest of segments, through one attention backend.
 
     Args:
         backend: "dense-eager", "dense-sdpa", "flex" or "split".
-        segments: "shared-prompt" or "repeat-prompt-token" (the same tree, split one token earlier).
-        rows: "one-row" (all groups of a case in one row) or "row-per-group".
+        segments: "shared-prompt", "repeat-prompt-token" (the same tree, split one token earlier), "prefix-tree" (shares
+            whatever tokens sequences begin with, in any depth) or "block-diagonal" (shares nothing: SFT packing).
+        rows: "one-row" (all groups of a case in one row), "row-per-group", or "bins" (whole groups by first-fit
+            decreasing, in about half as many rows as groups).
+        takes: Kinds of case.
     """
 
     backend: str
     segments: str = "shared-prompt"
     rows: str = "one-row"
     layout: str = "packed"
+    takes: tuple[CaseKind, ...] = CASE_KINDS
 
     @property
     def name(self) -> str:
@@ -43,10 +49,37 @@ class PackedSubject:
         return "/".join(parts)
 
     def supports(self, case: Case) -> Support:
-        """One row per group differs from one row only where there are several groups."""
+        """Only where the layout is another one than that of the other subjects."""
         if self.rows == "row-per-group" and len(case.groups) == 1:
             return Support(False, "one group: the row is the same as with all groups in one row")
+        if self.rows == "bins" and (why := self._useless_bins(case)):
+            return Support(False, why)
+        if self.segments == "prefix-tree" and not shares_more_than_prompts(case.groups):
+            return Support(False, "no responses of a prompt begin alike: the tree is that of shared prompts")
+        shares_nothing = all(len(group.completions) == 1 for group in case.groups)
+        if self.segments == "shared-prompt" and case.kind == "examples" and shares_nothing and self.rows == "one-row":
+            return Support(False, "one response for each prompt: nothing is shared")
         return Support(True)
+
+    def _useless_bins(self, case: Case) -> str:
+        """Why bins would be no packing of its own on a case; "" where they are."""
+        lengths = self._packed_lengths(case.groups)
+        rows = rows_of_bins(lengths)
+        if len(rows) in (1, len(lengths)):
+            return "bins of one row, or of one group each: the rows are those of other subjects"
+        slots = len(rows) * max(sum(lengths[index] for index in row) for row in rows)
+        if case.kind != "examples" and slots >= case.pairwise_slots:
+            return "padding of uneven rows takes as much as shared prompts save"
+        return ""
+
+    def _packed_lengths(self, groups: Sequence[PreferenceGroup]) -> list[int]:
+        return [
+            packed_length(len(group.prompt_ids), [len(ids) for ids in group.completions], layout=self.segments)
+            for group in groups
+        ]
+
+    def _rows(self, groups: Sequence[PreferenceGroup]) -> str | Rows:
+        return rows_of_bins(self._packed_lengths(groups)) if self.rows == "bins" else self.rows
 
     def supports_gradients(self, model: Any) -> Support:
         """Whether the backend has a backward pass on the model's device."""
@@ -56,23 +89,30 @@ class PackedSubject:
 
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Log-probs of every completion, from packed rows."""
-        return step.per_token_logps(model, groups, backend=self.backend, layout=self.segments, rows=self.rows)
+        return step.per_token_logps(model, groups, backend=self.backend, layout=self.segments, rows=self._rows(groups))
 
-    def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: DpoSigmoid) -> step.PackedLoss:
-        """The packed DPO step: loss and rewards."""
+    def loss(
+        self, model: Any, groups: Sequence[PreferenceGroup], objective: Objective
+    ) -> step.PackedLoss | step.SftLoss:
+        """The packed step: loss and, under DPO, rewards."""
+        rows = self._rows(groups)
+        if isinstance(objective, Sft):
+            return step.sft_loss(
+                model, groups, backend=self.backend, layout=self.segments, rows=rows, mean=objective.mean
+            )
         return step.dpo_loss(
             model,
             groups,
             backend=self.backend,
             layout=self.segments,
-            rows=self.rows,
+            rows=rows,
             beta=objective.beta,
             label_smoothing=objective.label_smoothing,
         )
 
     def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:
         """The rows, with what the backend is told about who attends to whom, read back from its own form."""
-        packed = pack(groups, layout=self.segments, rows=self.rows)
+        packed = pack(groups, layout=self.segments, rows=self._rows(groups))
         told = backend_named(self.backend).model_kwargs(packed.forests, torch.device("cpu"), torch.float32)
         lengths = torch.tensor(packed.completion_lengths)
         completions = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -105,6 +145,30 @@ def _split_mask(plan: RowCalls, num_slots: int) -> Tensor:
     return allowed
 
 
+def rows_of_bins(lengths: Sequence[int]) -> Rows:
+    """Rows by first-fit decreasing, of the smallest limit under which they are at most half as many as groups.
+
+    Args:
+        lengths: Slots that each group takes in a packed row.
+
+    Returns:
+        The groups of each row; two rows at least, where there are as many groups.
+    """
+    wanted = max(2, len(lengths) // 2)
+    for limit in range(max(lengths), sum(lengths)):
+        rows = first_fit_decreasing(lengths, limit)
+        if len(rows) <= wanted:
+            return rows
+    return first_fit_decreasing(lengths, sum(lengths))
+
+
+def shares_more_than_prompts(groups: Sequence[PreferenceGroup]) -> bool:
+    """Whether some sequences begin alike for longer than a prompt that they share."""
+    within = any(one[0] == other[0] for group in groups for one, other in combinations(group.completions, 2))
+    between = any(one.prompt_ids[0] == other.prompt_ids[0] for one, other in combinations(groups, 2))
+    return within or between
+
+
 PACKED_SUBJECTS: tuple[PackedSubject, ...] = (
     PackedSubject(backend="dense-eager"),
     PackedSubject(backend="dense-sdpa"),
@@ -112,6 +176,15 @@ PACKED_SUBJECTS: tuple[PackedSubject, ...] = (
     PackedSubject(backend="split"),
     PackedSubject(backend="dense-sdpa", segments="repeat-prompt-token"),
     PackedSubject(backend="split", segments="repeat-prompt-token"),
-    PackedSubject(backend="dense-sdpa", rows="row-per-group"),
-    PackedSubject(backend="split", rows="row-per-group"),
+    PackedSubject(backend="dense-sdpa", rows="row-per-group", takes=("pairs", "groups")),
+    PackedSubject(backend="split", rows="row-per-group", takes=("pairs", "groups")),
+    PackedSubject(backend="dense-sdpa", rows="bins", takes=("pairs", "groups")),
+    PackedSubject(backend="split", rows="bins", takes=("pairs", "groups")),
+    PackedSubject(backend="dense-sdpa", segments="prefix-tree"),
+    PackedSubject(backend="flex", segments="prefix-tree"),
+    PackedSubject(backend="split", segments="prefix-tree"),
+    PackedSubject(backend="dense-sdpa", segments="block-diagonal", takes=("examples",)),
+    PackedSubject(backend="flex", segments="block-diagonal", takes=("examples",)),
+    PackedSubject(backend="split", segments="block-diagonal", takes=("examples",)),
+    PackedSubject(backend="dense-sdpa", segments="block-diagonal", rows="bins", takes=("examples",)),
 )
