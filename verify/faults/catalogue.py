@@ -20,9 +20,10 @@ from verify.faults import (
     token_logps,
 )
 from verify.faults.controls import EQUIVALENT_MUTANTS
+from verify.faults.exact_claims import with_exact_claims
 from verify.faults.fault import Fault, Mutation
 
-FAULTS: tuple[Fault, ...] = (
+_AS_PLANTED: tuple[Fault, ...] = (
     *layout.FAULTS,
     *positions.FAULTS,
     *mask.FAULTS,
@@ -36,6 +37,7 @@ FAULTS: tuple[Fault, ...] = (
     *accumulation.FAULTS,
     *gradients.FAULTS,
 )
+FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
 CATALOGUE: tuple[Mutation, ...] = (*FAULTS, *EQUIVALENT_MUTANTS)
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from verify.cases import Case, tiny_cases
+from verify.checks.check import EXACT_CHECK_NAMES
 from verify.fault_request import OBJECTIVE
 from verify.faults.catalogue import CATALOGUE, FAULTS, biting_cases, mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
+from verify.faults.exact_claims import EXACT_CLAIMS
 from verify.faults.fault import CHECKS, Fault, Mutation
 from verify.faults.kernels import NOISY_KERNELS
 from verify.faults.stages import STAGES
@@ -48,6 +50,15 @@ def test_every_fault_says_what_it_is_and_what_must_catch_it() -> None:
         assert fault.must_kill, fault.name
         assert set(fault.must_kill) <= set(CHECKS), fault.name
     assert all(mutant.why_equal for mutant in EQUIVALENT_MUTANTS)
+
+
+def test_every_exact_check_is_named_for_a_fault_and_every_fault_it_is_named_for_is_there() -> None:
+    by_name = {fault.name: fault for fault in FAULTS}
+    for check, names in EXACT_CLAIMS.items():
+        assert len(set(names)) == len(names), check
+        assert all(check in by_name[name].must_kill for name in names), check
+    assert set(EXACT_CHECK_NAMES) <= {check for fault in FAULTS for check in fault.must_kill}
+    assert all(len(set(fault.must_kill)) == len(fault.must_kill) for fault in FAULTS)
 
 
 def test_no_two_mutations_replace_a_stage_by_the_same_thing() -> None:

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from verify.cases import Case, tiny_cases
+from verify.checks.check import EXACT_CHECK_NAMES, Finding
 from verify.faults.catalogue import mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
+from verify.faults.fault import Fault
 from verify.faults.kill_matrix import Kill, Outcome, kill_of, verdict_of
 from verify.faults.rows import Rows
 from verify.faults.stages import STAGES, Positions
@@ -150,6 +152,25 @@ def test_what_is_no_fault_survives_what_is_wrong_is_flagged_and_what_raises_is_a
     assert found[3].reasons == ("the proof that the packed path ran sees nothing",)
     assert [verdict_of([kill]) for kill in found] == [Verdict.FAIL, Verdict.FAIL, Verdict.ERROR, Verdict.FAIL]
     assert verdict_of([]) is Verdict.ERROR
+
+
+@pytest.mark.parametrize(("verdict", "outcome"), [(Verdict.FAIL, Outcome.KILLED), (Verdict.PASS, Outcome.SURVIVED)])
+def test_a_fault_survives_an_exact_check_that_is_named_for_it_and_sees_nothing(
+    gate: Callable[..., GateOutcome], short_case: Case, verdict: Verdict, outcome: Outcome
+) -> None:
+    """However far beyond their budgets its values are."""
+    fault = mutation_named("positions-run-on")
+    assert isinstance(fault, Fault)
+    named = [name for name in EXACT_CHECK_NAMES if name in fault.must_kill]
+    assert named == ["row-map", "absolute-positions", "permutation"]
+    subject = FaultySubject(mutation=fault)
+    (summary,) = summarise(gate([subject], [short_case]).results, [subject], ["float32"])
+    seen = [Finding(check=n, subject=subject.name, dtype="float32", case="distinct-tokens", verdict=Verdict.FAIL)
+            for n in named[1:]]  # fmt: skip
+    kill = kill_of(fault, summary, [*seen, replace(seen[0], check="row-map", verdict=verdict)])
+    assert kill.outcome is outcome
+    assert kill.reasons == (() if outcome is Outcome.KILLED else ("row-map sees nothing",))
+    assert verdict_of([kill]) is outcome.verdict is (Verdict.PASS if outcome is Outcome.KILLED else Verdict.FAIL)
 
 
 def test_a_mutation_that_was_run_on_no_case_has_no_outcome(gate: Callable[..., GateOutcome], short_case: Case) -> None:

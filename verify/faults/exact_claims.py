@@ -1,0 +1,99 @@
+"""Which exact checks must catch which faults of the catalogue: what docs/checks.md claims of them, fault by fault.
+
+A check is named where what it claims is what the fault breaks, and where it was seen to catch the fault in float64 and
+float32. What it catches beside that (any fault changes log-probs) is shown in the kill matrix, and not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from verify.checks.check import ExactCheckName
+from verify.faults.fault import Fault
+
+EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
+    "branch-isolation": (
+        "everything-one-segment", "rejected-continues-chosen", "responses-swapped", "causal-mask-only",
+        "causal-for-several-rows", "trees-not-isolated", "branches-not-isolated", "third-tree-sees-second",
+        "lengths-times-segment-number", "prompt-sees-responses", "rejected-sees-last-chosen", "element-test-lost",
+        "mask-of-first-row", "mask-of-finite-scores", "recurrent-state-leaks", "convolution-bleeds",
+        "nan-in-padding-attention", "nan-in-padding-embedding", "neighbour-predicts",
+        "first-token-from-other-branch", "predictors-at-padded-offsets",
+    ),
+    "group-isolation": (
+        "everything-one-segment", "prompt-of-first-group", "causal-mask-only", "trees-not-isolated",
+        "third-tree-sees-second", "lengths-times-segment-number", "element-test-lost", "mask-of-finite-scores",
+        "recurrent-state-leaks", "convolution-bleeds", "nan-in-padding-attention", "nan-in-padding-embedding",
+        "predictors-at-padded-offsets",
+    ),
+    "causality": (
+        "causal-mask-only", "causal-for-several-rows", "trees-not-isolated", "branches-not-isolated",
+        "third-tree-sees-second", "lengths-times-segment-number", "sees-the-future", "prompt-sees-responses",
+        "rejected-sees-last-chosen", "causal-corner-top-left", "element-test-lost", "mask-of-first-row",
+        "mask-of-finite-scores",
+    ),
+    "reach": (
+        "begin-token-before-responses", "everything-one-segment", "rejected-continues-chosen", "responses-swapped",
+        "seam-token-differs", "first-prompt-token-lost", "prompt-of-first-group", "causal-mask-only",
+        "causal-for-several-rows", "trees-not-isolated", "branches-not-isolated", "third-tree-sees-second",
+        "lengths-times-segment-number", "sees-the-future", "prompt-sees-responses",
+        "branch-misses-last-prompt-token", "rejected-sees-last-chosen", "prompt-hidden-from-rejected",
+        "causal-corner-top-left", "element-test-lost", "mask-of-first-row", "mask-of-finite-scores",
+        "recurrent-state-leaks", "convolution-bleeds", "nan-in-padding-attention", "nan-in-padding-embedding",
+        "garbage-in-padding-gradient", "prompt-cache-detached", "neighbour-predicts", "predictor-is-the-token",
+        "predictor-two-before", "first-token-from-other-branch", "first-token-from-prompt-start",
+        "first-token-one-early", "predictors-at-padded-offsets",
+    ),
+    "row-map": (
+        "gap-before-rejected", "begin-token-before-responses", "everything-one-segment",
+        "rejected-continues-chosen", "responses-swapped", "seam-token-differs", "prompt-cut",
+        "first-prompt-token-lost", "prompt-of-first-group", "positions-run-on", "positions-restart-at-branches",
+        "positions-stand-still-in-branches", "rejected-positions-one-late", "branch-positions-one-early",
+        "positions-after-padded-prompt", "positions-in-bfloat16", "positions-wrap-at-256", "positions-zero",
+        "causal-mask-only", "causal-for-several-rows", "trees-not-isolated", "branches-not-isolated",
+        "third-tree-sees-second", "lengths-times-segment-number", "sees-the-future", "prompt-sees-responses",
+        "token-does-not-see-itself", "branch-misses-last-prompt-token", "branch-misses-first-prompt-token",
+        "rejected-sees-last-chosen", "prompt-hidden-from-rejected", "causal-corner-top-left", "sliding-window",
+        "window-in-row-slots", "block-missing", "element-test-lost", "mask-of-first-row", "mask-of-finite-scores",
+        "neighbour-predicts", "predictor-is-the-token", "predictor-two-before", "first-token-from-other-branch",
+        "first-token-from-prompt-start", "first-token-one-early", "predictors-at-padded-offsets",
+        "first-token-not-counted", "end-token-not-counted", "prompt-counted", "prompt-counted-for-chosen",
+        "last-prompt-token-counted", "boundary-target-counted", "end-predicts-the-root", "padding-counted",
+        "ignored-targets-counted", "token-zero-not-counted", "cut-at-first-end-token", "indexed-by-predictor",
+        "slice-one-early",
+    ),
+    "absolute-positions": (
+        "positions-run-on", "positions-restart-at-branches", "positions-stand-still-in-branches",
+        "rejected-positions-one-late", "branch-positions-one-early", "positions-after-padded-prompt",
+        "positions-zero",
+    ),
+    "permutation": (
+        "positions-run-on", "rejected-positions-one-late",
+    ),
+    "normalisation": (
+        "boundaries-subtracted-twice", "mean-of-means", "sum-over-groups", "groups-weighted-by-tokens",
+        "last-group-counted-twice", "masked-group-in-denominator",
+    ),
+    "own-objective": (
+        "first-token-not-counted", "end-token-not-counted", "prompt-counted", "prompt-counted-for-chosen",
+        "last-prompt-token-counted", "boundary-target-counted", "end-predicts-the-root", "padding-counted",
+        "ignored-targets-counted", "token-zero-not-counted", "cut-at-first-end-token", "mean-instead-of-sum",
+        "divided-by-longest", "sum-in-bfloat16", "rejected-cut-to-chosen", "objective-without-reference",
+        "divided-by-beta", "beta-missing", "label-smoothing-ignored", "rewards-scaled-twice",
+        "logged-rewards-exchanged", "preference-reversed", "pairs-by-stride", "rejected-of-next-group",
+        "reference-of-chosen-for-both", "boundaries-subtracted-twice", "mean-of-means", "sum-over-groups",
+        "loss-divided-by-ranks", "groups-weighted-by-tokens", "last-group-counted-twice",
+        "masked-group-in-denominator",
+    ),
+}  # fmt: skip
+
+
+def with_exact_claims(fault: Fault) -> Fault:
+    """The fault, with the exact checks that must catch it.
+
+    Args:
+        fault: A fault of the catalogue; what it names itself stays.
+    """
+    claimed = [check for check, names in EXACT_CLAIMS.items() if fault.name in names and check not in fault.must_kill]
+    return replace(fault, must_kill=(*fault.must_kill, *claimed))
