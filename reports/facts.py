@@ -59,6 +59,7 @@ def timing_facts(record: Record) -> dict[str, str]:
         "total": seconds(timing.total_s),
         "imports": seconds(timing.import_s),
         "model passes": seconds(timing.model_passes_s),
+        "processes": count(timing.num_processes),
         "peak host memory": size(timing.peak_host_bytes),
     }
 

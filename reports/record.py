@@ -321,8 +321,11 @@ class TimingRecord(_Frozen):
     total_s: FiniteFloat
     import_s: FiniteFloat
     model_passes_s: FiniteFloat
-    """Forward and backward passes of oracle, witness, variations and subjects."""
+    """Forward and backward passes of oracle, witness, variations and subjects, summed over all processes."""
     peak_host_bytes: Count
+    """Of the process that took most."""
+    num_processes: Count = 1
+    """Processes that shared the passes."""
 
 
 class Record(_Frozen):

@@ -9,13 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from reports.record import DataRecord, Environment, Record
 from verify.case_files import file_sha256, read_cases
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
+from verify.checks.check import ExactCheck
 from verify.environment import read_environment
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
+from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
+from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.lora import LoraSpec
@@ -65,7 +70,7 @@ def subjects_end_nothing() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """Options of the command line, as given."""
+    """Options of the command line, as given; and whether torch was loaded for this run alone (``heavy_imports``)."""
 
     model: str = _TINY
     layers: int | None = None
@@ -81,6 +86,8 @@ class CheckOptions:
     variations: tuple[str, ...] = ()
     device: str = "cpu"
     threads: int | None = None
+    jobs: int | None = None
+    fresh: bool = False
     seed: int = 0
     beta: float = 0.1
     label_smoothing: float = 0.0
@@ -105,6 +112,8 @@ class PreparedCheck:
         options: The options it came from.
         loaded: The real pairs, or None.
         large: The model is so large that fewer cases, subjects and variations run by default.
+        num_threads: Threads of torch; None for its own choice.
+        num_processes: Processes that the run is shared among.
     """
 
     request: GateRequest
@@ -112,6 +121,26 @@ class PreparedCheck:
     options: CheckOptions
     loaded: LoadedPairs | None
     large: bool
+    num_threads: int | None
+    num_processes: int
+
+    @property
+    def gate_request(self) -> GateRequest:
+        """The request with the planted faults as subjects."""
+        return _with_planted(self.request, self.plantings)
+
+    @property
+    def checks(self) -> tuple[ExactCheck, ...]:
+        """The exact checks."""
+        return _checks(self.large)
+
+
+def _with_planted(request: GateRequest, plantings: Plantings) -> GateRequest:
+    return replace(request, subjects=(*request.subjects, *plantings.subjects))
+
+
+def _checks(large: bool) -> tuple[ExactCheck, ...]:
+    return FEW_PASSES if large else EXACT_CHECKS
 
 
 def prepare_check(options: CheckOptions) -> PreparedCheck:
@@ -149,7 +178,22 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     check_memory(model, request.dtypes)
     num_layers = options.layers or int(config.num_hidden_layers)
     plantings = choose_plantings(request, vocab_size=vocab_size, num_layers=num_layers, is_tiny=options.is_tiny)
-    return PreparedCheck(request=request, plantings=plantings, options=options, loaded=loaded, large=large)
+    threads = options.threads or (1 if options.is_tiny else None)
+    num_processes = choose_num_processes(
+        options.jobs,
+        num_pieces=len(pieces_of(_with_planted(request, plantings), _checks(large))),
+        num_threads=threads or torch.get_num_threads(),
+        obstacle=why_one_process(subjects, device=options.device, large=large, fresh=options.fresh),
+    )
+    return PreparedCheck(
+        request=request,
+        plantings=plantings,
+        options=options,
+        loaded=loaded,
+        large=large,
+        num_threads=threads,
+        num_processes=num_processes,
+    )
 
 
 def run_check(
@@ -173,11 +217,9 @@ def run_check(
     """
     request, options, loaded = prepared.request, prepared.options, prepared.loaded
     plantings = prepared.plantings
-    checks = FEW_PASSES if prepared.large else EXACT_CHECKS
-    threads = options.threads or (1 if options.is_tiny else None)
     try:
-        with torch_threads(threads):
-            outcome = run_gate(replace(request, subjects=(*request.subjects, *plantings.subjects)), progress, checks)
+        with torch_threads(prepared.num_threads):
+            outcome = run_gate(prepared.gate_request, progress, prepared.checks, num_processes=prepared.num_processes)
             environment = read_environment(request.model.device)
             reproductions = _reproductions(prepared, outcome, environment, progress) if options.shrink else ()
             diagnoses = _diagnoses(prepared, outcome, reproductions, progress)
@@ -200,6 +242,7 @@ def run_check(
             *(f"{r.subject} in {r.dtype}: {r.folder or 'no reproduction'}: {r.note}" for r in reproductions),
             *diagnoses.notes,
         ],
+        num_processes=prepared.num_processes,
         every_subject_must_run=bool(options.subjects),
     )
     proof = prove(request, outcome, plantings, is_tiny=options.is_tiny)

@@ -40,8 +40,8 @@ def tool_version() -> str:
 
 
 def peak_host_bytes() -> int:
-    """Largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Largest resident memory so far of this process, or of one that it has waited for."""
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return peak if sys.platform == "darwin" else peak * 1024
 
 

@@ -12,6 +12,8 @@ from verify.faults.fault import Mutation
 from verify.faults.kernels import NOISY_KERNELS, NoisyKernel
 from verify.faults.selection import asked_where_it_bites, select_mutations
 from verify.gate import GateRequest
+from verify.gate_work import Piece, pieces_of
+from verify.jobs import choose_num_processes, why_one_process
 from verify.models.lora import LoraSpec
 from verify.models.request import DTYPES, ModelRequest, vocabulary_size
 from verify.objective import DpoSigmoid
@@ -25,14 +27,29 @@ OBJECTIVE = DpoSigmoid(beta=0.1, label_smoothing=0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultOptions:
-    """Options of the command line, as given."""
+    """Options of the command line, as given; and whether torch was loaded for this run alone (``heavy_imports``)."""
 
     faults: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     cases_per_fault: int = 3
+    jobs: int | None = None
+    fresh: bool = False
     seed: int = 0
     policy: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPiece:
+    """A piece of one of the runs that depends on no other.
+
+    Args:
+        run: Number of the run.
+        piece: A piece of the gate's, or a dtype and a mutation that is put to the exact checks in it.
+    """
+
+    run: int
+    piece: Piece | tuple[str, Mutation]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +66,13 @@ class PlannedRun:
     mutations: Mapping[str, Mutation]
     kernel: NoisyKernel | None
 
+    @property
+    def exact_pieces(self) -> list[tuple[str, Mutation]]:
+        """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call."""
+        if self.kernel is not None:
+            return []
+        return [(dtype, mutation) for dtype in self.request.dtypes for mutation in self.mutations.values()]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedFaults:
@@ -57,10 +81,24 @@ class PreparedFaults:
     Args:
         runs: The runs of the gate, that of the ordinary kernels first; at least one.
         notes: What a reader must know.
+        num_processes: Processes that the runs are shared among.
     """
 
     runs: tuple[PlannedRun, ...]
     notes: tuple[str, ...]
+    num_processes: int = 1
+
+    @property
+    def pieces(self) -> list[FaultPiece]:
+        """The pieces of all runs: those of the gate run by run, then the exact checks."""
+        return pieces_of_runs(self.runs)
+
+
+def pieces_of_runs(runs: Sequence[PlannedRun]) -> list[FaultPiece]:
+    """The pieces of several runs: those of the gate run by run, then the exact checks."""
+    gates = [FaultPiece(number, piece) for number, run in enumerate(runs) for piece in pieces_of(run.request)]
+    exact = [FaultPiece(number, piece) for number, run in enumerate(runs) for piece in run.exact_pieces]
+    return [*gates, *exact]
 
 
 def prepare_faults(options: FaultOptions) -> PreparedFaults:
@@ -109,7 +147,18 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     if not runs:
         raise ValueError("no fault of the catalogue bites on the cases that were named: nothing would be proven")
     notes = (f"left out, since no named case can show them: {', '.join(left_out)}",) if left_out else ()
-    return PreparedFaults(runs=tuple(runs), notes=notes)
+    num_processes = choose_num_processes(
+        options.jobs,
+        num_pieces=len(pieces_of_runs(runs)),
+        num_threads=1,
+        obstacle=why_one_process(
+            [subject for run in runs for subject in run.request.subjects],
+            device=model.device,
+            large=False,
+            fresh=options.fresh,
+        ),
+    )
+    return PreparedFaults(runs=tuple(runs), notes=notes, num_processes=num_processes)
 
 
 def _wanted(names: Sequence[str]) -> Iterator[tuple[tuple[Mutation, ...], NoisyKernel | None]]:

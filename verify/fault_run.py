@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import count
 from typing import cast
 
 from reports.kill_matrix import CatchRecord, KernelRecord, KillMatrix, MutationRecord
@@ -12,17 +11,18 @@ from reports.record import DtypeName
 from verify.checks.check import Finding
 from verify.comparison import StructureError
 from verify.environment import read_environment
-from verify.fault_request import PlannedRun, PreparedFaults
-from verify.faults.exact_checks import exact_findings
+from verify.fault_request import FaultPiece, PlannedRun, PreparedFaults
+from verify.faults.exact_checks import ExactFaultWork
 from verify.faults.fault import EquivalentMutant, Fault
 from verify.faults.kernels import NoisyKernel
 from verify.faults.kill_matrix import Catch, Kill, kill_of, verdict_of
-from verify.gate import GateOutcome, Progress, run_gate
-from verify.gate_work import WitnessError
+from verify.gate import GateOutcome, Progress, count_steps, judge_pieces
+from verify.gate_work import GateWork, Piece, PieceDone, WitnessError
 from verify.packed_proof import summarise
 from verify.recording import RunFacts, record_run
 from verify.subject import SubjectError
 from verify.threads import torch_threads
+from verify.workers import Begin, work_through
 
 
 def run_faults(
@@ -42,10 +42,10 @@ def run_faults(
 
     Raises:
         WitnessError: The unpacked path cannot be run.
+        WorkerError: One of several processes ended early.
     """
     with torch_threads(1):
-        outcomes = _run_all(prepared.runs, progress)
-        findings = [_exact_findings(run, progress) for run in prepared.runs]
+        outcomes, findings = _run_all(prepared, progress)
         environment = read_environment(prepared.runs[0].request.model.device)
     kills = [
         (kill, run.kernel)
@@ -61,6 +61,7 @@ def run_faults(
         seeds={"weights": seed, "adapters": seed + 1, "passes": seed, "cases": seed},
         data=None,
         notes=prepared.notes,
+        num_processes=prepared.num_processes,
     )
     record = record_run(first, outcomes[0], facts)
     passes_s = sum(outcome.model_passes_s for outcome in outcomes)
@@ -83,29 +84,38 @@ def run_faults(
     )
 
 
-def _run_all(runs: Sequence[PlannedRun], progress: Progress) -> list[GateOutcome]:
-    """Run the gate for each, with one count of steps over all of them."""
-    total, done, outcomes = sum(run.request.num_steps for run in runs), 0, []
-    for run in runs:
-        where = f"{run.kernel.name}: " if run.kernel else ""
+class _FaultWork:
+    """Does one piece after another; keeps a model of each run."""
 
-        def tell(step: int, _: int, text: str, *, done: int = done, where: str = where) -> None:
-            progress(done + step, total, where + text)
+    def __init__(self, runs: Sequence[PlannedRun]) -> None:
+        self._runs = runs
+        self.gates = [GateWork(run.request) for run in runs]
+        self._exact = [ExactFaultWork(run.request) for run in runs]
 
-        outcomes.append(run_gate(run.request, tell))
-        done += run.request.num_steps
-    return outcomes
+    def __call__(self, fault_piece: FaultPiece, begin: Begin) -> PieceDone | tuple[Finding, ...]:
+        number, piece = fault_piece.run, fault_piece.piece
+        if isinstance(piece, Piece):
+            kernel = self._runs[number].kernel
+            where = f"{kernel.name}: " if kernel else ""
+            return self.gates[number](piece, lambda text: begin(where + text))
+        try:
+            return self._exact[number](*piece, begin)
+        except (SubjectError, StructureError) as error:
+            raise WitnessError(f"exact checks: the unpacked path cannot be compared: {error}") from error
 
 
-def _exact_findings(run: PlannedRun, progress: Progress) -> tuple[Finding, ...]:
-    """None in a noisy kernel: bits differ there from call to call."""
-    if run.kernel is not None:
-        return ()
-    total, done = len(run.request.dtypes) * len(run.mutations), count()
-    try:
-        return exact_findings(run.request, run.mutations, lambda text: progress(next(done), total, text))
-    except (SubjectError, StructureError) as error:
-        raise WitnessError(f"exact checks: the unpacked path cannot be compared: {error}") from error
+def _run_all(prepared: PreparedFaults, progress: Progress) -> tuple[list[GateOutcome], list[list[Finding]]]:
+    """Outcome of the gate and findings of the exact checks for each run, with one count of steps over all of them."""
+    runs, pieces, work = prepared.runs, prepared.pieces, _FaultWork(prepared.runs)
+    steps = sum(run.request.num_steps + len(run.exact_pieces) for run in runs)
+    done = work_through(pieces, work, count_steps(progress, steps), num_processes=prepared.num_processes)
+    by_run = [[d for piece, d in zip(pieces, done, strict=True) if piece.run == number] for number in range(len(runs))]
+    outcomes = [
+        judge_pieces(run.request, [d for d in of_run if isinstance(d, PieceDone)], gate)
+        for run, of_run, gate in zip(runs, by_run, work.gates, strict=True)
+    ]
+    findings = [[f for d in of_run if not isinstance(d, PieceDone) for f in d] for of_run in by_run]
+    return outcomes, findings
 
 
 def _kills(run: PlannedRun, outcome: GateOutcome, findings: Sequence[Finding]) -> list[Kill]:

@@ -58,6 +58,7 @@ class RunFacts:
         notes: What a reader must know.
         every_subject_must_run: The subjects were named one by one: one that no case was judged on makes the run
             INCONCLUSIVE.
+        num_processes: Processes that the passes were shared among.
     """
 
     command: Sequence[str]
@@ -68,6 +69,7 @@ class RunFacts:
     data: DataRecord | None
     notes: Sequence[str]
     every_subject_must_run: bool = False
+    num_processes: int = 1
 
 
 def record_run(
@@ -129,6 +131,7 @@ def record_run(
             total_s=facts.total_s,
             import_s=facts.import_s,
             model_passes_s=outcome.model_passes_s,
+            num_processes=facts.num_processes,
             peak_host_bytes=peak_host_bytes(),
         ),
         notes=[*facts.notes, *outcome.notes, *proof.notes],

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from verify.cli.imports import heavy_imports
+from verify.cli.imports import HELP_JOBS, heavy_imports
 
 _HELP_MODEL = (
     "tiny, qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b (published config, seeded weights), a checkpoint folder, or a JSON file "
@@ -34,6 +34,7 @@ def check(
     dtype: Annotated[list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="Threads of torch; 1 for the tiny model.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help=HELP_JOBS, min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters, cases and sample.", min=0)] = 0,
     beta: Annotated[float, typer.Option(help="DPO's beta.")] = 0.1,
     label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.45].")] = 0.0,
@@ -75,7 +76,7 @@ def check(
     if out is not None:
         check_writable(out)
 
-    with heavy_imports():
+    with heavy_imports() as fresh:
         from rich.console import Console
 
         from reports.store import discard_results, record_json, write_reports
@@ -100,6 +101,8 @@ def check(
         variations=tuple(variation or ()),
         device=device,
         threads=threads,
+        jobs=jobs,
+        fresh=fresh,
         seed=seed,
         beta=beta,
         label_smoothing=label_smoothing,

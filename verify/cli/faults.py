@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from verify.cli.imports import heavy_imports
+from verify.cli.imports import HELP_JOBS, heavy_imports
 
 
 def faults(
@@ -18,6 +18,7 @@ def faults(
     case: Annotated[list[str] | None, typer.Option(help="Only these cases. May be given several times.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable.")] = None,
     cases_per_fault: Annotated[int, typer.Option(help="Cases that each fault is run on, the smallest.", min=1)] = 3,
+    jobs: Annotated[int | None, typer.Option(help=HELP_JOBS, min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for kill-matrix.json, .md and .html.")] = None,
@@ -45,7 +46,7 @@ def faults(
     if out is not None:
         check_writable(out, KILL_MATRIX_FILES)
 
-    with heavy_imports():
+    with heavy_imports() as fresh:
         from rich.console import Console
 
         from reports.kill_matrix_store import kill_matrix_json, write_kill_matrix
@@ -61,6 +62,8 @@ def faults(
         cases=tuple(case or ()),
         dtypes=tuple(dtype or ()),
         cases_per_fault=cases_per_fault,
+        jobs=jobs,
+        fresh=fresh,
         seed=seed,
         policy=policy,
     )

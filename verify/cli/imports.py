@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+HELP_JOBS = "Processes that share the work; as many as pay unless given. The result is the same with any number."
+
 
 @contextmanager
-def heavy_imports() -> Iterator[None]:
+def heavy_imports() -> Iterator[bool]:
     """Import without collecting, and leave what was imported out of every later collection.
 
     Imports make a million objects, none of them garbage, and each collection walks all of them: a tenth of the time.
+
+    Yields:
+        Whether torch is loaded here rather than before, so that it has computed nothing when the imports are done.
     """
     gc.disable()
     try:
-        yield
+        yield "torch" not in sys.modules
     finally:
         gc.freeze()
         gc.enable()

@@ -27,13 +27,17 @@ def show_progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, text: None
     elif sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("starting", total=None)
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        task = bar.add_task("starting", total=None)
 
-            def advance(done: int, total: int, text: str) -> None:
-                bar.update(task, completed=done, total=total, description=text)
+        def advance(done: int, total: int, text: str) -> None:
+            bar.start()  # not before the first step: the thread that draws it would not survive the forks of a run
+            bar.update(task, completed=done, total=total, description=text)
 
+        try:
             yield advance
+        finally:
+            bar.stop()
     else:
         yield _Lines().advance
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from verify.checks.bench import Setting
 from verify.checks.cases import CaseName
 from verify.checks.catalogue import EXACT_CHECKS
 from verify.checks.check import Finding
-from verify.checks.run import run_exact_checks
+from verify.checks.run import measure_setting, run_checks
 from verify.faults.fault import Mutation
 from verify.faults.stages import StageName
 from verify.gate import GateRequest
 from verify.model_holder import ModelHolder
-from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
 
@@ -53,26 +54,65 @@ def exact_findings(
         SubjectError: The unpacked path cannot be run.
         StructureError: It cannot be compared.
     """
-    findings: list[Finding] = []
-    for dtype in request.dtypes:
+    work = ExactFaultWork(request)
+    return tuple(
+        finding
+        for dtype in request.dtypes
+        for mutation in mutations.values()
+        for finding in work(dtype, mutation, begin)
+    )
+
+
+class ExactFaultWork:
+    """Puts one mutation after another to the exact checks; keeps model and passes of the dtype that it is at.
+
+    Args:
+        request: The run; its model, objective, policy and seed are taken.
+    """
+
+    def __init__(self, request: GateRequest) -> None:
+        self._request = request
+        self._at: _AtDtype | None = None
+
+    def __call__(self, dtype: str, mutation: Mutation, begin: Callable[[str], None]) -> tuple[Finding, ...]:
+        """Put a mutation to the checks.
+
+        Args:
+            dtype: Name of the dtype.
+            mutation: The mutation.
+            begin: Called before it, with what is being done.
+
+        Returns:
+            Findings in the order check, case.
+
+        Raises:
+            SubjectError: The unpacked path cannot be run.
+            StructureError: It cannot be compared.
+        """
+        if self._at is None or self._at.setting.dtype != dtype:
+            self._at = None  # frees the model of the dtype before
+            self._at = _AtDtype.measure(self._request, dtype)
+        at, cases = self._at, frozenset(CASES_BY_STAGE[mutation.stage])
+        subject = FaultySubject(mutation=mutation, cases=cases, forwards=at.forwards)
+        begin(f"{dtype} exact checks: {subject.name}")
+        return run_checks(subject, EXACT_CHECKS, at.setting, at.holder)
+
+
+@dataclass(frozen=True, slots=True)
+class _AtDtype:
+    holder: ModelHolder
+    forwards: ForwardCache
+    setting: Setting
+
+    @staticmethod
+    def measure(request: GateRequest, dtype: str) -> _AtDtype:
         holder = ModelHolder(request.model, dtype)
-        forwards = ForwardCache(holder.model)
-        subjects = [
-            FaultySubject(mutation=mutation, cases=frozenset(CASES_BY_STAGE[mutation.stage]), forwards=forwards)
-            for mutation in mutations.values()
-        ]
-
-        def tell(subject: Subject, dtype: str = dtype) -> None:
-            begin(f"{dtype} exact checks: {subject.name}")
-
-        findings += run_exact_checks(
-            subjects,
+        setting = measure_setting(
             EXACT_CHECKS,
             holder,
             dtype=dtype,
             objective=request.objective,
             policy=request.policy,
             seed=request.seed,
-            begin=tell,
         )
-    return tuple(findings)
+        return _AtDtype(holder, ForwardCache(holder.model), setting)
