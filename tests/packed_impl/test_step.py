@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from packed_impl.attention import BACKENDS, attention_implementation
 from packed_impl.forest import Forest
 from packed_impl.layout import LAYOUTS, ROWS, pack
-from packed_impl.step import dpo_loss, layout_logps, per_token_logps
+from packed_impl.step import dpo_loss, layout_logps, per_token_logps, sft_loss
 
 Build = Callable[..., nn.Module]
 Unpacked = Callable[..., list[Tensor]]
@@ -87,18 +87,23 @@ def test_flex_crosses_block_borders(tiny_model: Build, unpacked_logps: Unpacked)
         assert worst(actual, unpacked_logps(model, groups)) < 2 * LOGP_TOLERANCE[torch.float32]
 
 
-token_ids = st.integers(0, 60)
-any_groups = st.lists(
-    st.builds(
+def groups_over(token_ids: st.SearchStrategy[int]) -> st.SearchStrategy[list[Any]]:
+    def responses(at_least: int) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
+        response = st.lists(token_ids, min_size=1, max_size=4).map(tuple)
+        return st.lists(response, min_size=at_least, max_size=2).map(tuple)
+
+    group = st.builds(
         SimpleNamespace,
         prompt_ids=st.lists(token_ids, min_size=1, max_size=6).map(tuple),
-        positives=st.lists(st.lists(token_ids, min_size=1, max_size=4).map(tuple), min_size=1, max_size=2).map(tuple),
-        negatives=st.lists(st.lists(token_ids, min_size=1, max_size=4).map(tuple), max_size=2).map(tuple),
+        positives=responses(1),
+        negatives=responses(0),
         completion_masks=st.just(()),
-    ),
-    min_size=1,
-    max_size=3,
-)
+    )
+    return st.lists(group, min_size=1, max_size=3)
+
+
+# Of two tokens only, sequences share prefixes, begin one another, or are equal.
+any_groups = groups_over(st.integers(0, 60)) | groups_over(st.integers(1, 2))
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -277,3 +282,67 @@ def test_gradient_checkpointing_works_within_an_outer_context(
         actual = lora_gradients(checkpointed, per_token_logps(checkpointed, pair_and_group, backend=backend))
     expected = lora_gradients(checkpointed, unpacked_logps(checkpointed, pair_and_group))
     assert worst_gradient(actual, expected) < GRADIENT_TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize("backend", WITH_GRADIENTS)
+@pytest.mark.parametrize("layout", ["shared-prompt", "prefix-tree"])
+def test_the_dpo_loss_of_groups_sums_supervised_tokens_over_all_pairs(
+    tiny_model: Build, unpacked_logps: Unpacked, make_group: Any, backend: str, layout: str
+) -> None:
+    model = tiny_model(torch.float64)
+    masks = ((True, False, True), (True, True), (False, True), (True,), (True,))
+    groups = [
+        make_group((1, 2), ((3, 4, 5), (3, 4)), ((3, 6), (7,), (8,)), masks),
+        make_group((1, 2), ((9,),), ((3, 4, 1),)),
+    ]
+    result = dpo_loss(model, groups, backend=backend, layout=layout, rows="one-row", beta=0.3)
+    policy = unpacked_logps(model, groups)
+    with torch.no_grad(), model.disable_adapter():
+        ref = unpacked_logps(model, groups)
+    counted = [torch.tensor(mask) for mask in (*masks, (True,), (True, True, True))]
+    rewards = [0.3 * (p[m].sum() - r[m].sum()) for p, r, m in zip(policy, ref, counted, strict=True)]
+    margins = [rewards[i] - rewards[j] for i in (0, 1) for j in (2, 3, 4)] + [rewards[5] - rewards[6]]
+    losses = [torch.log1p(torch.exp(-z)) for z in margins]
+    expected = (sum(losses[:6]) / 6 + losses[6]) / 2
+    assert result.loss.item() == pytest.approx(expected.item(), abs=2e-6)
+    assert result.rewards.tolist() == pytest.approx([reward.item() for reward in rewards], abs=5e-6)
+    assert result.margins.tolist() == pytest.approx([margin.item() for margin in margins], abs=5e-6)
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    of_unpacked = dict(zip(named, torch.autograd.grad(expected, list(named.values())), strict=True))
+    of_packed = dict(zip(named, torch.autograd.grad(result.loss, list(named.values())), strict=True))
+    assert worst_gradient(of_packed, of_unpacked) < GRADIENT_TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize("mean", ["token", "example"])
+@pytest.mark.parametrize("layout", ["block-diagonal", "prefix-tree"])
+def test_the_sft_loss_is_that_of_the_unpacked_model(
+    tiny_model: Build, unpacked_logps: Unpacked, make_group: Any, layout: str, mean: str
+) -> None:
+    """Two rollouts of one prompt, and a conversation with a user turn between two supervised ones."""
+    model = tiny_model(torch.float64)
+    groups = [
+        make_group((1, 2), ((3, 4, 5), (3,))),
+        make_group((6,), ((7, 8, 9, 3),), (), ((True, False, False, True),)),
+    ]
+    model.disable_adapter = None  # no frozen policy takes part
+    result = sft_loss(model, groups, backend="split", layout=layout, rows=[(1, 0)], mean=mean, logit_chunk=3)
+    first, second, third = unpacked_logps(model, groups)
+    third = third[[0, 3]]
+    by_token = -(first.sum() + second.sum() + third.sum()) / 6
+    by_example = -(first.mean() + second.mean() + third.mean()) / 3
+    assert abs(by_token - by_example) > 1e-2
+    expected = by_token if mean == "token" else by_example
+    assert result.loss.item() == pytest.approx(expected.item(), abs=2e-6)
+    assert result.num_supervised == 6
+    assert [len(logps) for logps in result.per_token_logps] == [3, 1, 4]
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    of_unpacked = dict(zip(named, torch.autograd.grad(expected, list(named.values())), strict=True))
+    of_packed = dict(zip(named, torch.autograd.grad(result.loss, list(named.values())), strict=True))
+    assert worst_gradient(of_packed, of_unpacked) < GRADIENT_TOLERANCE[torch.float64]
+
+
+def test_sft_takes_no_negatives_and_one_of_two_means(tiny_model: Build, pair_and_group: list[Any]) -> None:
+    with pytest.raises(ValueError, match="group 0 has 1 negative responses: an SFT example has positives only"):
+        sft_loss(tiny_model(), pair_and_group, backend="split")
+    with pytest.raises(ValueError, match="unknown mean 'batch': expected one of token, example"):
+        sft_loss(tiny_model(), pair_and_group, backend="split", mean="batch")
