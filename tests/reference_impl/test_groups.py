@@ -41,7 +41,7 @@ def test_masks_belong_to_completions_in_their_order() -> None:
         (((False, False), (True,)), r"completion mask of 2 values \(0 True, 2 False\) for 2 tokens"),
         # An empty mask for one completion must not read as "all of them".
         (((True, True), ()), r"group 1, completion 1: completion mask of 0 values"),
-        (((1, 0), (True,)), r"completion mask of 2 values \(0 True, 0 False\) for 2 tokens: expected one bool per"),
+        (((True, 1), (True,)), r"completion mask of 2 values \(1 True, 0 False\) for 2 tokens: expected one bool per"),
     ],
 )
 def test_a_mask_that_does_not_fit_is_refused(masks, message) -> None:
