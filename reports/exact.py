@@ -73,6 +73,11 @@ def exact_groups(record: Record) -> tuple[ExactGroup, ...]:
     )
 
 
+def exact_reason(check: str, case: str, verdict: VerdictName, reason: str) -> str:
+    """How a summary says that an exact check is not a PASS."""
+    return f"exact check {check} on case {case} is {verdict}: {reason}"
+
+
 def inexact_reasons(record: Record, summary: SubjectSummary) -> list[str]:
     """The reasons of a summary but those that repeat an exact check, which is shown in its own group.
 
@@ -84,7 +89,7 @@ def inexact_reasons(record: Record, summary: SubjectSummary) -> list[str]:
         Reasons in their order; none where only exact checks failed.
     """
     of_checks = {
-        f"exact check {check.check} on case {check.case} is {check.verdict}: {check.reason}"
+        exact_reason(check.check, check.case, check.verdict, check.reason)
         for check in record.exact_checks
         if (check.subject, check.dtype) == (summary.subject, summary.dtype)
     }

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
+from reports.exact import exact_reason
 from reports.record import (
     CaseRecord,
     DataRecord,
@@ -146,7 +147,7 @@ def _with_findings(summary: Summary, findings: Sequence[Finding]) -> Summary:
         if (finding.subject, finding.dtype) == (summary.subject, summary.dtype)
         and finding.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE)
     ]
-    reasons = [f"exact check {f.check} on case {f.case} is {f.verdict.value}: {f.reason}" for f in wrong]
+    reasons = [exact_reason(f.check, f.case, f.verdict.value, f.reason) for f in wrong]
     verdict = fold([summary.verdict, *(finding.verdict for finding in wrong)])
     return replace(summary, verdict=verdict, reasons=(*summary.reasons, *reasons))
 

@@ -19,6 +19,7 @@ _DISTINCT: tuple[_Lengths, ...] = ((5, 3, 2), (3, 1, 3), (4, 2, 1))
 _UNEVEN: tuple[_Lengths, ...] = ((4, 3, 2), (2, 1, 4), (5, 4, 2))
 _LONG: tuple[_Lengths, ...] = ((270, 20, 9), (30, 70, 65), (127, 1, 30))
 _SPECIAL: _Lengths = (4, 6, 5)
+_MOST_TOKENS_SHOWN = 60
 _RESERVED = 2
 """Ids 0 and 1 are left out of the distinct tokens: a packed row may be padded with them."""
 
@@ -69,6 +70,26 @@ def check_cases(vocab_size: int, seed: int) -> CheckCases:
         "distinct-tokens", "no token occurs twice, so that a slot is known by its token", _DISTINCT, ids[:needed]
     )
     return CheckCases(by_name, dict(zip(ids[:needed], ids[needed:], strict=True)))
+
+
+def case_in_words(case: Case) -> str:
+    """What a case holds, so that it can be written down again.
+
+    Args:
+        case: A small case.
+
+    Returns:
+        Token ids, e.g. "prompt 5 9, chosen 4, rejected 7 3; prompt ..."; of more than 60 tokens their numbers.
+    """
+    total = sum(len(ids) for group in case.groups for ids in (group.prompt_ids, *group.completions))
+
+    def shown(ids: TokenIds) -> str:
+        return " ".join(map(str, ids)) if total <= _MOST_TOKENS_SHOWN else f"of {len(ids)} tokens"
+
+    return "; ".join(
+        f"prompt {shown(group.prompt_ids)}, chosen {shown(group.positives[0])}, rejected {shown(group.negatives[0])}"
+        for group in case.groups
+    )
 
 
 def _case(name: CaseName, why: str, lengths: Sequence[_Lengths], ids: Sequence[int]) -> Case:

@@ -8,6 +8,7 @@ from typing import cast
 
 from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
 from verify.cases import Case, tiny_cases
+from verify.checks.cases import case_in_words, check_cases
 from verify.checks.check import Finding
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.patterns.over_cases import case_patterns
@@ -125,7 +126,8 @@ def _diagnose(
     """The diagnosis and the dtype it was made in: float32 where only bfloat16 failed, if it fails there too."""
     if not failure.failing:
         suspects = rank(exact_check_suspects(failure.findings, parity_holds=True), [])
-        return Diagnosis(case=failure.findings[0].case, suspects=suspects, notes=(_EXACT_ALONE,)), failure.dtype
+        notes = (_EXACT_ALONE, *_cases_of(failure.findings, request))
+        return Diagnosis(case=failure.findings[0].case, suspects=suspects, notes=notes), failure.dtype
     model = request.model if own_model else ModelRequest(
         name="tiny", device=request.model.device, seed=request.seed, lora=LoraSpec(strength=0.3)
     )  # fmt: skip
@@ -151,6 +153,13 @@ def _diagnose(
             return found, dtype
     suspects = rank(exact_check_suspects(failure.findings, parity_holds=False), [])
     return replace(found, suspects=suspects), failure.dtype
+
+
+def _cases_of(findings: Sequence[Finding], request: GateRequest) -> tuple[str, ...]:
+    """The small cases of exact checks that failed, in words: no reproduction of them is written."""
+    failed = {finding.case for finding in findings}
+    cases = check_cases(vocabulary_size(request.model), request.seed).by_name
+    return tuple(f"case {name}: {case_in_words(case)}" for name, case in cases.items() if name in failed)
 
 
 def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from verify.cases import Case
+from verify.checks.cases import check_cases
 from verify.checks.check import Finding
 from verify.diagnosis import run
 from verify.diagnosis.run import Diagnoses, diagnose_failures
@@ -153,8 +155,12 @@ def test_a_subject_that_fails_by_exact_checks_alone_is_diagnosed_by_them(diagnos
     assert record.worst == (
         "exact check absolute-positions on case distinct-tokens: group 0, chosen, token 1: -3, unpacked -2"
     )
-    assert record.notes == [
-        "no value compared is beyond its budget: this is what the exact checks prove, on cases of their own"
+    first, *cases = record.notes
+    assert first == "no value compared is beyond its budget: this is what the exact checks prove, on cases of their own"
+    (groups,) = [re.findall(r"prompt ([\d ]+), chosen ([\d ]+), rejected ([\d ]+)", note) for note in cases]
+    distinct = check_cases(257, 0).by_name["distinct-tokens"]
+    assert [[tuple(map(int, ids.split())) for ids in group] for group in groups] == [
+        [group.prompt_ids, *group.positives, *group.negatives] for group in distinct.groups
     ]
     assert diagnose("ByHand", findings=[replace(POSITIONS, verdict=Verdict.ERROR)]) == Diagnoses()
 
