@@ -6,6 +6,7 @@ Shape letters: C completion tokens of all groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -90,7 +91,10 @@ def supervised_tokens(groups: Sequence[Group]) -> Tensor:
     """Which completion tokens are supervised, in the standard order; bool, [C]."""
     lengths = [sum(map(len, completions(group))) for group in groups]
     supervised_C = torch.ones(sum(lengths), dtype=torch.bool)
-    for group, of_group in zip(groups, torch.split(supervised_C, lengths), strict=True):
+    stop = 0
+    for group, length in zip(groups, lengths, strict=True):
+        stop += length
         if group.completion_masks:
-            of_group.copy_(torch.tensor([value for mask in group.completion_masks for value in mask]))
+            values = list(chain.from_iterable(group.completion_masks))
+            supervised_C[stop - length : stop] = torch.tensor(values)
     return supervised_C
