@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from reports.record import CaseRecord, DataRecord, Record
+from reports.record import CaseRecord, DataRecord, GroupRecord, Record
 from reports.words import NONE, count, depth, plural, seconds, setting, size
 
 
@@ -71,8 +71,18 @@ def subject_facts(record: Record) -> dict[str, str]:
 
 
 def group_lengths(case: CaseRecord) -> list[str]:
-    """The lengths of each group of a case in tokens, e.g. "24 → 16 / 14": prompt, positives, negatives."""
-    return [
-        f"{group.prompt} → {' '.join(map(str, group.positives))} / {' '.join(map(str, group.negatives)) or NONE}"
-        for group in case.groups
+    """The lengths of each group of a case in tokens, e.g. "24 → 16 / 14": prompt, positives, negatives.
+
+    Where not all tokens of the responses are supervised, how many of each are: "9 → 17 (13) / -".
+    """
+    return [_group_lengths(group) for group in case.groups]
+
+
+def _group_lengths(group: GroupRecord) -> str:
+    lengths = [*group.positives, *group.negatives]
+    shown = [
+        f"{length}" if supervised == length else f"{length} ({supervised})"
+        for length, supervised in zip(lengths, group.supervised or lengths, strict=True)
     ]
+    positives, negatives = shown[: len(group.positives)], shown[len(group.positives) :]
+    return f"{group.prompt} → {' '.join(positives)} / {' '.join(negatives) or NONE}"

@@ -212,8 +212,10 @@ def _budgets(record: Record) -> Iterable[str]:
 
 def _cases(record: Record) -> Iterable[str]:
     yield "## Cases"
-    rows = [[escape(case.name), "<br>".join(group_lengths(case)), escape(case.why)] for case in record.cases]
-    yield _table(["case", "prompt → positives / negatives, in tokens", "why"], rows)
+    rows = [
+        [escape(case.name), case.objective, "<br>".join(group_lengths(case)), escape(case.why)] for case in record.cases
+    ]
+    yield _table(["case", "objective", "prompt → positives / negatives, in tokens (supervised)", "why"], rows)
 
 
 def _data(data: DataRecord) -> Iterable[str]:

@@ -228,6 +228,10 @@ def _headroom(record: Record) -> str:
     return f"worst measured / budget {number(nearest.value)} (headroom {headroom})"
 
 
+_GAPS_NAMED = 3
+"""Gaps of whole cases that the closing line spells out."""
+
+
 def not_judged(record: Record) -> tuple[str, ...]:
     """What a verdict does not speak of, in as few words as name it; `not_applicable` gives the reasons.
 
@@ -235,9 +239,10 @@ def not_judged(record: Record) -> tuple[str, ...]:
         record: The record.
 
     Returns:
-        Single quantities first, then whole cases; subjects with the same gap together: "gradients of flex in all 19
+        Single quantities first, then whole cases; subjects with the same gap together: "gradients of flex in all
         cases", "dense-sdpa/row-per-group and split/row-per-group in 17 of 19 cases". A dtype is named where the other
-        dtypes of the subject do not have the gap.
+        dtypes of the subject do not have the gap. Quantities are missing from the cases that a subject was judged on.
+        Where there are more gaps of whole cases than anyone reads, how many subjects have one.
     """
     cases: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)  # by subject, what, dtype
     for item in not_applicable(record):
@@ -250,14 +255,18 @@ def not_judged(record: Record) -> tuple[str, ...]:
     for (subject, what, gap), found in dtypes.items():
         own = [result for result in record.results if result.subject == subject]
         some = f" ({', '.join(found)})" if {result.dtype for result in own} > set(found) else ""
-        total = len({result.case for result in own})
-        which = f"all {plural(total, 'case')}" if len(gap) == total > 1 else f"{len(gap)} of {plural(total, 'case')}"
+        judged = [result for result in own if what == WHOLE_CASE or result.verdict != "NOT_APPLICABLE"]
+        total = len({result.case for result in judged})
+        which = "all cases" if len(gap) == total > 1 else f"{len(gap)} of {plural(total, 'case')}"
         subjects[what, f"{which}{some}"].append(subject)
-    words = [
-        (what == WHOLE_CASE, f"{'' if what == WHOLE_CASE else f'{what} of '}{listed(names)} in {where}")
-        for (what, where), names in subjects.items()
+    quantities = [
+        f"{what} of {listed(names)} in {where}" for (what, where), names in subjects.items() if what != WHOLE_CASE
     ]
-    return tuple(text for _, text in sorted(words, key=lambda item: item[0]))
+    whole = [f"{listed(names)} in {where}" for (what, where), names in subjects.items() if what == WHOLE_CASE]
+    if len(whole) > _GAPS_NAMED:
+        with_gap = {name for (what, _), names in subjects.items() if what == WHOLE_CASE for name in names}
+        whole = [f"{plural(len(with_gap), 'subject')} in some cases, for the reasons given"]
+    return (*quantities, *whole)
 
 
 def counts_line(counts: dict[str, int], separator: str = ", ") -> str:

@@ -16,12 +16,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_v
 
 from reports.values import Count, Measured, Settings, Text, Versions
 
-SCHEMA_VERSION: Literal[2] = 2
-READABLE_VERSIONS = (1, 2)
-"""Version 1 had no exact checks, planted faults, blind spots and diagnoses; it can still be read."""
+SCHEMA_VERSION: Literal[3] = 3
+READABLE_VERSIONS = (1, 2, 3)
+"""Version 1 had no exact checks, planted faults, blind spots and diagnoses, version 2 only pairs; both can be read."""
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16"]
+ObjectiveName = Literal["sigmoid", "sft-token-mean", "sft-example-mean"]
+CaseKind = Literal["pairs", "groups", "examples"]
 QuantityName = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
 
 VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
@@ -78,6 +80,8 @@ class GroupRecord(_Frozen):
     prompt: Count
     positives: list[Count]
     negatives: list[Count]
+    supervised: list[Count] | None = None
+    """Supervised tokens of each completion, positives before negatives; None where all are."""
 
 
 class CaseRecord(_Frozen):
@@ -87,6 +91,7 @@ class CaseRecord(_Frozen):
     why: Text
     """What this case is there to show."""
     groups: list[GroupRecord]
+    objective: ObjectiveName = "sigmoid"
 
 
 class SubjectRecord(_Frozen):
@@ -94,6 +99,7 @@ class SubjectRecord(_Frozen):
 
     name: Text
     layout: Literal["packed", "unpacked"]
+    takes: list[CaseKind] = ["pairs"]
     owns_loss: bool
     """The subject computes its own loss; otherwise the runner applied the objective to its log-probs."""
 
@@ -331,7 +337,7 @@ class TimingRecord(_Frozen):
 class Record(_Frozen):
     """One run of the gate."""
 
-    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     tool_version: str
     command: list[Text]
     created_utc: str

@@ -156,7 +156,7 @@ def read_record(path: Path) -> Record:
         shown = "no schema_version" if version is None else f"schema_version {version!r}"
         raise RecordError(
             f"{path}: {shown}, but this program reads versions "
-            f"{' and '.join(map(str, READABLE_VERSIONS))}; use the release that wrote the file"
+            f"{', '.join(map(str, READABLE_VERSIONS))}; use the release that wrote the file"
         )
     try:
         return Record.model_validate(content, strict=True)

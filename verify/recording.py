@@ -39,7 +39,7 @@ from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.packed_proof import Summary, summarise
 from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
-from verify.subject import Subject, layout_of, owns_loss
+from verify.subject import Subject, kinds_taken, layout_of, owns_loss
 from verify.verdict import Verdict, fold
 
 DtypeName = Literal["float64", "float32", "bfloat16"]
@@ -205,19 +205,23 @@ def _weights_sha256(parameters: Sequence[tuple[str, nn.Parameter]]) -> str:
 
 def _subject_record(subject: Subject) -> SubjectRecord:
     layout = cast(Literal["packed", "unpacked"], layout_of(subject))
-    return SubjectRecord(name=subject.name, layout=layout, owns_loss=owns_loss(subject))
+    return SubjectRecord(
+        name=subject.name, layout=layout, takes=list(kinds_taken(subject)), owns_loss=owns_loss(subject)
+    )
 
 
 def _case_record(case: Case) -> CaseRecord:
     return CaseRecord(
         name=case.name,
         why=case.why,
+        objective=case.objective_name,
         groups=[
             GroupRecord(
                 source=group.source,
                 prompt=len(group.prompt_ids),
                 positives=[len(ids) for ids in group.positives],
                 negatives=[len(ids) for ids in group.negatives],
+                supervised=list(group.num_supervised) if group.completion_masks else None,
             )
             for group in case.groups
         ],

@@ -132,7 +132,7 @@ def test_a_run_in_which_all_was_judged_names_no_gap(record: Record) -> None:
         ({("a", "float32", "one"): ()}, ("a in 1 of 3 cases (float32)",)),
         ({("a", "", "one"): (), ("b", "", "two"): ()}, ("a and b in 1 of 3 cases",)),
         ({("a", "", "one"): (), ("b", "float64", "two"): ()}, ("a in 1 of 3 cases", "b in 1 of 3 cases (float64)")),
-        ({("c", "", case): () for case in ("one", "two", "three")}, ("c in all 3 cases",)),
+        ({("c", "", case): () for case in ("one", "two", "three")}, ("c in all cases",)),
         (
             {("a", "", "one"): (), ("b", "", "one"): ("gradients",), ("b", "", "two"): ("gradients",)},
             ("gradients of b in 2 of 3 cases", "a in 1 of 3 cases"),
@@ -140,6 +140,15 @@ def test_a_run_in_which_all_was_judged_names_no_gap(record: Record) -> None:
         (
             {("a", "", "one"): ("gradients",), ("a", "float32", "two"): ("gradients",)},
             ("gradients of a in 1 of 3 cases (float64)", "gradients of a in 2 of 3 cases (float32)"),
+        ),
+        (
+            {("a", "", "one"): (), **{("a", "", case): ("gradients",) for case in ("two", "three")}},
+            ("gradients of a in all cases", "a in 1 of 3 cases"),
+        ),
+        (
+            {("a", "", "one"): (), ("a", "float32", "two"): (), **{("b", "", case): () for case in ("one", "two", "three")},
+             ("c", "float64", "two"): (), ("c", "float64", "three"): ()},
+            ("3 subjects in some cases, for the reasons given",),
         ),
         (
             {(subject, "", "one"): ("loss",) for subject in "abc"},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,12 @@ from verify.groups import PreferenceGroup
 
 VOCABULARY = 257
 CASES = tiny_cases(VOCABULARY, 0)
-PAIRS = [(case.name, g.prompt_ids, g.positives[0], g.negatives[0]) for case in CASES for g in case.groups]
+PAIRS = [
+    (case.name, g.prompt_ids, g.positives[0], g.negatives[0])
+    for case in CASES
+    if case.kind == "pairs"
+    for g in case.groups
+]
 
 
 def test_names_are_distinct_and_stable() -> None:
@@ -59,7 +65,7 @@ def test_several_groups_come_in_one_case_evenly_and_unevenly() -> None:
     counts = {len(case.groups) for case in CASES}
     assert 2 in counts
     assert max(counts) >= 4
-    (many,) = [case for case in CASES if len(case.groups) == max(counts)]
+    (many,) = [case for case in CASES if len(case.groups) == max(counts) and case.kind == "pairs"]
     assert len({len(group.prompt_ids) for group in many.groups}) == len(many.groups)
 
 
@@ -123,15 +129,84 @@ def test_no_seed_makes_the_two_responses_of_a_pair_equal() -> None:
         for seed in range(600)
         for case in tiny_cases(VOCABULARY, seed)
         for group in case.groups
-        if group.positives == group.negatives
+        if len(set(group.completions)) < len(group.completions)
     ]
     assert equal == []
 
 
-def test_every_group_is_a_pair() -> None:
-    assert {(len(g.positives), len(g.negatives)) for c in (*CASES, *synthetic_cases(99, 0)) for g in c.groups} == {
-        (1, 1)
+def groups_of_kind(kind: str) -> list[tuple[PreferenceGroup, ...]]:
+    return [case.groups for case in CASES if case.kind == kind]
+
+
+def test_all_kinds_are_there_and_a_model_of_real_size_starts_with_pairs() -> None:
+    assert {case.kind for case in CASES} == {"pairs", "groups", "examples"}
+    assert {case.kind for case in synthetic_cases(99, 0)} == {"pairs"}
+    assert {case.objective_name for case in CASES} == {"sigmoid", "sft-token-mean", "sft-example-mean"}
+
+
+def test_groups_come_with_several_of_each_side_and_unevenly_within_a_batch() -> None:
+    sides = [[(len(g.positives), len(g.negatives)) for g in groups] for groups in groups_of_kind("groups")]
+    assert any(m > 1 and n > 1 and m != n for of_case in sides for m, n in of_case)
+    assert any(len({m * n for m, n in of_case}) == len(of_case) > 2 for of_case in sides)
+
+
+def shared_lengths(group: PreferenceGroup) -> set[int]:
+    """Tokens that two responses of a group begin with in common."""
+    return {
+        next((place for place, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), min(len(x), len(y)))
+        for x, y in combinations(group.completions, 2)
     }
+
+
+def test_some_group_branches_four_levels_deep_and_has_a_response_that_ends_inside_its_tree() -> None:
+    """Prompt, and under it three turns at whose ends responses part: four segments on the longest path."""
+    (deep,) = [g for groups in groups_of_kind("groups") for g in groups if len(shared_lengths(g) - {0}) >= 3]
+    assert any(y[: len(x)] == x for x in deep.completions for y in deep.completions if len(x) < len(y))
+
+
+def test_two_prompts_begin_alike_and_part() -> None:
+    assert any(
+        one.prompt_ids[0] == other.prompt_ids[0] and one.prompt_ids != other.prompt_ids
+        for groups in groups_of_kind("groups")
+        for one, other in combinations(groups, 2)
+    )
+
+
+def test_examples_come_with_several_spans_with_one_token_and_with_a_shared_prompt() -> None:
+    examples = [group for groups in groups_of_kind("examples") for group in groups]
+    spans = [sum(b - a > 1 for a, b in pairwise(places)) + 1 for group in examples for places in group.supervised]
+    assert max(spans) >= 3
+    assert min(sum(group.num_supervised) for group in examples) == 1
+    assert any(len(group.positives) > 1 for group in examples)
+    assert min(len(group.prompt_ids) for group in examples) == 1
+
+
+def test_what_a_step_takes_follows_from_the_objective() -> None:
+    example = Case(name="c", why="", groups=(PreferenceGroup((1,), ((2,),)),), objective_name="sft-token-mean")
+    pair = Case(name="c", why="", groups=(PreferenceGroup((1,), ((2,),), ((3,),)),))
+    assert (example.num_passes, pair.num_passes) == (1, 2)
+    masked = PreferenceGroup((1,), ((2, 3),), ((3,),), completion_masks=((True, False), (True,)))
+    assert Case(name="c", why="", groups=(masked,)).kind == "groups"
+    assert Case(name="c", why="", groups=(masked,)).num_completion_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("group", "objective", "message"),
+    [
+        (PreferenceGroup((1,), ((2,),)), "sigmoid", "no rejected response"),
+        (PreferenceGroup((1,), ((2,),), ((3,),)), "sft-token-mean", "a rejected response under sft-token-mean"),
+        (
+            PreferenceGroup((1,), ((2,),), ((3,),)),
+            "dpo",
+            "unknown objective 'dpo'; give one of sigmoid",
+        ),
+    ],
+)
+def test_groups_that_the_objective_has_no_meaning_for_are_refused(
+    group: PreferenceGroup, objective: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"case c.*{message}"):
+        Case(name="c", why="", groups=(group,), objective_name=objective)
 
 
 def test_counts_of_a_case_by_hand() -> None:
