@@ -146,7 +146,8 @@ def test_a_run_in_which_all_was_judged_names_no_gap(record: Record) -> None:
             ("gradients of a in all cases", "a in 1 of 3 cases"),
         ),
         (
-            {("a", "", "one"): (), ("a", "float32", "two"): (), ("c", "float64", "two"): (), ("c", "float64", "three"): (),
+            {("a", "", "one"): (), ("a", "float32", "two"): (), ("c", "float64", "two"): (),
+             ("c", "float64", "three"): (),
              **{("b", "", case): () for case in ("one", "two", "three")}},
             ("3 subjects in some cases, for the reasons given",),
         ),
