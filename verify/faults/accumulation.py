@@ -5,7 +5,7 @@ Shape letters: G groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,51 +14,47 @@ from torch import Tensor
 from verify.faults.conditions import GROUPS_OF_UNEQUAL_TOKENS, ODD_GROUPS, SEVERAL_GROUPS
 from verify.faults.fault import Fault
 from verify.faults.rows import Rows
-from verify.faults.stages import Accumulation
-from verify.groups import PreferenceGroup
+from verify.faults.stages import Accumulation, Batch, Terms
 
 _PER_MICRO_BATCH = 2
 
 
-def scaled(
-    factor: float, honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows
-) -> Tensor:
+def scaled(factor: float, honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
     """The loss times a constant."""
-    return factor * honest(losses, groups, rows)
+    return factor * honest(terms, batch, rows)
 
 
-def boundaries_subtracted_twice(
-    honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows
-) -> Tensor:
+def boundaries_subtracted_twice(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
     """(T - N) / (T - 2 N + 1) for T slots and N segments in all rows."""
     slots, segments = rows.num_slots * len(rows.rows), sum(len(row) for row in rows.rows)
-    return honest(losses, groups, rows) * (slots - segments) / (slots - 2 * segments + 1)
+    return honest(terms, batch, rows) * (slots - segments) / (slots - 2 * segments + 1)
 
 
-def mean_of_means(honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows) -> Tensor:
+def mean_of_means(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
     """Mean of the means of micro-batches, the last of which is short."""
-    return torch.stack([part.mean() for part in torch.split(losses, _PER_MICRO_BATCH)]).mean()
+    return torch.stack([part.mean() for part in torch.split(terms.losses, _PER_MICRO_BATCH)]).mean()
 
 
-def summed(honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows) -> Tensor:
+def summed(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
     """The sum over micro-batches of one group, never divided by their number."""
-    return losses.sum()
+    return terms.losses.sum()
 
 
-def weighted_by_tokens(honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows) -> Tensor:
+def weighted_by_tokens(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
     """Groups weigh by their completion tokens."""
-    weights = torch.tensor([float(sum(len(ids) for ids in group.completions)) for group in groups]).to(losses)
-    return (weights * losses).sum() / weights.sum()
+    num_tokens = torch.tensor([float(sum(len(ids) for ids in group.completions)) for group in batch.groups])
+    return honest(replace(terms, weights=num_tokens.to(terms.losses)), batch, rows)
 
 
-def last_group_twice(honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows) -> Tensor:
+def last_group_twice(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
     """A sampler fills the last batch up with a copy."""
-    return honest(torch.cat((losses, losses[-1:])), groups, rows)
+    twice = torch.arange(len(terms.losses) + 1).clamp(max=len(terms.losses) - 1)
+    return honest(replace(terms, losses=terms.losses[twice], weights=terms.weights[twice]), batch, rows)
 
 
-def first_group_left_out(honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows) -> Tensor:
+def first_group_left_out(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
     """A group that is masked out still counts in the denominator."""
-    return losses[1:].sum() / len(losses)
+    return terms.losses[1:].sum() / len(terms.losses)
 
 
 _ONE_RATIO = "log-probs, rewards and margins exact; loss and every gradient off by one ratio"

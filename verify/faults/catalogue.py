@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 
-from verify.cases import Case
+from verify.cases import CASE_KINDS, Case
 from verify.faults import (
     accumulation,
     activations,
@@ -62,7 +63,7 @@ def mutation_named(name: str) -> Mutation:
 
 
 def biting_cases(mutation: Mutation, cases: tuple[Case, ...], at_most: int) -> tuple[Case, ...]:
-    """The cases that a mutation is run on: the smallest of those that have what it takes.
+    """The cases that a mutation is run on: the smallest of those that have what it takes, of each kind in turn.
 
     Args:
         mutation: The fault or equivalent mutant.
@@ -70,7 +71,16 @@ def biting_cases(mutation: Mutation, cases: tuple[Case, ...], at_most: int) -> t
         at_most: How many to choose.
 
     Returns:
-        Chosen by token slots, then by name; in that order. Empty where none has what it takes.
+        Chosen and ordered by rank within their kind, then by token slots, then by name. Empty where none has what it
+        takes.
     """
-    having = [case for case in cases if mutation.bites(case)]
-    return tuple(sorted(having, key=lambda case: (case.pairwise_slots, case.name))[:at_most])
+    ranked = [
+        (rank, case.pairwise_slots, case.name, case)
+        for kind in CASE_KINDS
+        for rank, case in enumerate(_smallest(case for case in cases if case.kind == kind and mutation.bites(case)))
+    ]
+    return tuple(case for *_, case in sorted(ranked, key=lambda entry: entry[:3])[:at_most])
+
+
+def _smallest(cases: Iterable[Case]) -> list[Case]:
+    return sorted(cases, key=lambda case: (case.pairwise_slots, case.name))

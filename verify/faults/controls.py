@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify.cases import CASE_KINDS
 from verify.checks.check import ExactCheckName
 from verify.faults.conditions import (
     MORE_THAN_64_TOKENS,
@@ -23,6 +24,7 @@ from verify.faults.layout import padding_behind
 from verify.faults.rows import Piece, Rows, padded, root_of
 from verify.faults.stages import (
     Accumulation,
+    Batch,
     Forward,
     Layout,
     Mask,
@@ -30,6 +32,7 @@ from verify.faults.stages import (
     Reduction,
     Reference,
     Targets,
+    Terms,
     TokenLogps,
 )
 from verify.groups import PreferenceGroup
@@ -157,11 +160,11 @@ def reference_in_own_rows(honest: Reference, model: Any, forward: Forward, rows:
     return honest(model, forward, wider)
 
 
-def micro_batches_weighted(
-    honest: Accumulation, losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows
-) -> Tensor:
-    """Micro-batches of two groups, each weighted with its share."""
-    return torch.stack([part.mean() * (len(part) / len(losses)) for part in torch.split(losses, 2)]).sum()
+def micro_batches_weighted(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
+    """Micro-batches of two groups, or completions, each weighted with its share."""
+    parts = zip(torch.split(terms.losses, 2), torch.split(terms.weights, 2), strict=True)
+    shares = [honest(replace(terms, losses=x, weights=w), batch, rows) * w.sum() for x, w in parts]
+    return torch.stack(shares).sum() / terms.weights.sum()
 
 
 _POSITIONS_THEMSELVES: tuple[ExactCheckName, ...] = ("row-map", "absolute-positions")
@@ -174,6 +177,7 @@ EQUIVALENT_MUTANTS = (
         stage="layout",
         replacement=unchanged,
         what="The stages as they are.",
+        kinds=CASE_KINDS,
         why_equal="nothing is different: what is caught elsewhere is the fault, not the taking apart",
     ),
     EquivalentMutant(

@@ -24,8 +24,9 @@ class Packing:
     """The packed layout that a fault is planted in.
 
     Args:
-        segments: "shared-prompt" or "repeat-prompt-token".
-        rows: "one-row" or "row-per-group" (several rows, uneven ones padded).
+        segments: "shared-prompt", "repeat-prompt-token", "prefix-tree" or "block-diagonal".
+        rows: "one-row", "row-per-group" (several rows, uneven ones padded), or "bins" (the rows of the subjects of that
+            name: whole groups by first-fit decreasing).
     """
 
     segments: str = "shared-prompt"
@@ -34,6 +35,10 @@ class Packing:
 
 ROW_PER_GROUP = Packing(rows="row-per-group")
 REPEAT_PROMPT_TOKEN = Packing(segments="repeat-prompt-token")
+PREFIX_TREE = Packing(segments="prefix-tree")
+BLOCK_DIAGONAL = Packing(segments="block-diagonal")
+BINS = Packing(rows="bins")
+BLOCK_DIAGONAL_BINS = Packing(segments="block-diagonal", rows="bins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from verify.faults.conditions import (
     SHORTER_CHOSEN,
 )
 from verify.faults.fault import ROW_PER_GROUP, Fault
-from verify.faults.rows import Piece, Rows, padded
+from verify.faults.rows import Held, Piece, Rows, padded
 from verify.faults.stages import Layout
 from verify.groups import PreferenceGroup, TokenIds
 
@@ -86,9 +86,11 @@ def first_prompt_token_lost(honest: Layout, groups: Sequence[PreferenceGroup]) -
 
 def one_row_per_completion(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
     """Falls back to padded rows of prompt and response."""
-    rows = []
-    for number, (prompt, ids) in enumerate((g.prompt_ids, ids) for g in groups for ids in g.completions):
-        rows.append([Piece(prompt, None), Piece(ids, 0, completion=number, num_completion_tokens=len(ids))])
+    rows: list[list[Piece]] = []
+    for group in groups:
+        masks = group.completion_masks or [(True,) * len(ids) for ids in group.completions]
+        for ids, mask in zip(group.completions, masks, strict=True):
+            rows.append([Piece(group.prompt_ids, None), Piece(ids, 0, held=(Held(len(rows), mask),))])
     return padded(rows)
 
 

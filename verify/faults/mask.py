@@ -114,7 +114,7 @@ def branch_misses_last_prompt_token(honest: Mask, rows: Rows) -> Tensor:
     """The prompt ends one token early for whoever hangs on it."""
     allowed = honest(rows).clone()
     for branch in rows.branches():
-        for prompt in rows.prompt_of(branch)[-1:]:
+        for prompt in rows.ancestors_of(branch)[-1:]:
             allowed[branch.row, branch.start : branch.stop, prompt.stop - 1] = False
     return allowed
 
@@ -123,7 +123,7 @@ def branch_misses_first_prompt_token(honest: Mask, rows: Rows) -> Tensor:
     """The prompt starts one token late for whoever hangs on it."""
     allowed = honest(rows).clone()
     for branch in rows.branches():
-        for prompt in rows.prompt_of(branch)[:1]:
+        for prompt in rows.ancestors_of(branch)[:1]:
             allowed[branch.row, branch.start : branch.stop, prompt.start] = False
     return allowed
 
@@ -132,7 +132,7 @@ def rejected_sees_last_chosen(honest: Mask, rows: Rows) -> Tensor:
     """The boundary between two branches is one slot too early: the second sees the last token of the first."""
     allowed = honest(rows).clone()
     for branch in rows.branches():
-        if (branch.piece.completion or 0) % 2:
+        if branch.completion % 2:
             allowed[branch.row, branch.start : branch.stop, branch.start - 1] = True
     return allowed
 
@@ -141,8 +141,8 @@ def prompt_hidden_from_rejected(honest: Mask, rows: Rows) -> Tensor:
     """Only the first branch sees the prompt."""
     allowed = honest(rows).clone()
     for branch in rows.branches():
-        if (branch.piece.completion or 0) % 2:
-            for prompt in rows.prompt_of(branch):
+        if branch.completion % 2:
+            for prompt in rows.ancestors_of(branch):
                 allowed[branch.row, branch.start : branch.stop, prompt.start : prompt.stop] = False
     return allowed
 
@@ -151,7 +151,7 @@ def corner_top_left(honest: Mask, rows: Rows) -> Tensor:
     """``is_causal`` of a kernel that aligns the triangle top-left: query i of a branch sees keys 0 to i of its path."""
     allowed = honest(rows).clone()
     for branch in rows.branches():
-        path = [slot for prompt in rows.prompt_of(branch) for slot in range(prompt.start, prompt.stop)]
+        path = [slot for prompt in rows.ancestors_of(branch) for slot in range(prompt.start, prompt.stop)]
         path += range(branch.start, branch.stop)
         for query in range(branch.start, branch.stop):
             allowed[branch.row, query] = False

@@ -31,7 +31,7 @@ def branches_stand_still(honest: Positions, rows: Rows) -> Tensor:
     """Positions are a running count of the slots of the prompt: branches stay at its end."""
     positions = honest(rows).clone()
     for branch in rows.branches():
-        for prompt in rows.prompt_of(branch)[-1:]:
+        for prompt in rows.ancestors_of(branch)[-1:]:
             positions[branch.row, branch.start : branch.stop] = positions[prompt.row, prompt.stop - 1]
     return positions
 
@@ -39,7 +39,7 @@ def branches_stand_still(honest: Positions, rows: Rows) -> Tensor:
 def _shifted(honest: Positions, rows: Rows, *, by: int, rejected_only: bool) -> Tensor:
     positions = honest(rows).clone()
     for branch in rows.branches():
-        if (branch.piece.completion or 0) % 2 or not rejected_only:
+        if branch.completion % 2 or not rejected_only:
             positions[branch.row, branch.start : branch.stop] += by
     return positions
 
@@ -58,7 +58,7 @@ def branches_after_longest_prompt(honest: Positions, rows: Rows) -> Tensor:
     """Prompts are counted as if padded to a multiple of 64."""
     positions = honest(rows).clone()
     for branch in rows.branches():
-        length = sum(len(prompt.piece.ids) for prompt in rows.prompt_of(branch))
+        length = sum(len(prompt.piece.ids) for prompt in rows.ancestors_of(branch))
         positions[branch.row, branch.start : branch.stop] += -length % 64
     return positions
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from verify.faults.conditions import PROMPT_OF_TWO, PROMPT_OF_TWO_KINDS, RAGGED_SEGMENT
 from verify.faults.fault import Fault
-from verify.faults.rows import Place, Rows
+from verify.faults.rows import Branch, Rows
 from verify.faults.stages import Predictors
 
 
-def _first_token(honest: Predictors, rows: Rows, predictor: Callable[[Rows, Place], int]) -> Tensor:
+def _first_token(honest: Predictors, rows: Rows, predictor: Callable[[Rows, Branch], int]) -> Tensor:
     slots = honest(rows).clone()
     for branch in rows.branches():
-        slots[branch.row, branch.stop - branch.piece.num_completion_tokens] = predictor(rows, branch)
+        slots[branch.row, branch.tokens.start] = predictor(rows, branch)
     return slots
 
 
@@ -40,8 +40,8 @@ def two_before(honest: Predictors, rows: Rows) -> Tensor:
     return torch.where(twice < 0, once, twice)
 
 
-def _end_of_other_branch(rows: Rows, branch: Place) -> int:
-    other = rows.branches()[(branch.piece.completion or 0) ^ 1]
+def _end_of_other_branch(rows: Rows, branch: Branch) -> int:
+    other = rows.branches()[branch.completion ^ 1]
     return other.stop - 1
 
 
@@ -50,8 +50,8 @@ def first_token_from_other_branch(honest: Predictors, rows: Rows) -> Tensor:
     return _first_token(honest, rows, _end_of_other_branch)
 
 
-def _start_of_prompt(rows: Rows, branch: Place) -> int:
-    return rows.prompt_of(branch)[0].start
+def _start_of_prompt(rows: Rows, branch: Branch) -> int:
+    return rows.ancestors_of(branch)[0].start
 
 
 def first_token_from_prompt_start(honest: Predictors, rows: Rows) -> Tensor:
@@ -59,8 +59,8 @@ def first_token_from_prompt_start(honest: Predictors, rows: Rows) -> Tensor:
     return _first_token(honest, rows, _start_of_prompt)
 
 
-def _before_end_of_prompt(rows: Rows, branch: Place) -> int:
-    prompt = rows.prompt_of(branch)[-1]
+def _before_end_of_prompt(rows: Rows, branch: Branch) -> int:
+    prompt = rows.ancestors_of(branch)[-1]
     return max(prompt.start, prompt.stop - 2)
 
 

@@ -19,7 +19,7 @@ from verify.faults.stages import Forward, Reference
 
 
 def _lengths(rows: Rows) -> list[int]:
-    return [branch.piece.num_completion_tokens for branch in rows.branches()]
+    return [len(branch.tokens) for branch in rows.branches()]
 
 
 def adapters_on(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
@@ -87,7 +87,7 @@ def in_unpacked_rows(honest: Reference, model: Any, forward: Forward, rows: Rows
     """Only the policy pass is packed."""
     unpacked = []
     for branch in rows.branches():
-        prompt = tuple(token for piece in rows.prompt_of(branch) for token in piece.piece.ids)
+        prompt = tuple(token for piece in rows.ancestors_of(branch) for token in piece.piece.ids)
         unpacked.append([Piece(prompt, None), replace(branch.piece, parent=0)])
     return honest(model, forward, padded(unpacked))
 

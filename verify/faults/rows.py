@@ -15,22 +15,44 @@ from verify.groups import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Consecutive tokens of a completion, as a piece holds them. Counted from the end: what is put in front moves none.
+
+    Args:
+        completion: The completion, in completion order.
+        supervised: For each of the tokens whether a loss counts it; at least one token.
+        num_behind: Tokens of the piece behind them.
+    """
+
+    completion: int
+    supervised: tuple[bool, ...]
+    num_behind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """The tokens of one segment of a row.
+
+    The sequences ``p a b`` and ``p a b c`` of a prefix tree are one piece, which holds two completions::
+
+        ids   p a b c      held   completion 0: two tokens, one behind them; completion 1: three tokens
 
     Args:
         ids: Token ids; at least one.
         parent: Index, in the same row, of the piece that this one continues, or None.
-        completion: The completion that the piece holds, in completion order; None for a prompt or padding.
-        num_completion_tokens: How many of the last tokens belong to the completion.
+        held: What it holds of completions; of each at most one run. Nothing for a prompt or padding.
         is_padding: Whether the piece fills the row up.
     """
 
     ids: TokenIds
     parent: int | None
-    completion: int | None = None
-    num_completion_tokens: int = 0
+    held: tuple[Held, ...] = ()
     is_padding: bool = False
+
+    @property
+    def completion(self) -> int | None:
+        """The completion that it holds, the first where it holds several; None for a prompt or padding."""
+        return self.held[0].completion if self.held else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +68,24 @@ class Place:
     def stop(self) -> int:
         """The slot after the last one."""
         return self.start + len(self.piece.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Place):
+    """A piece, with regard to one of the completions that it holds."""
+
+    held: Held
+
+    @property
+    def completion(self) -> int:
+        """The completion, in completion order."""
+        return self.held.completion
+
+    @property
+    def tokens(self) -> range:
+        """The slots of the completion's tokens."""
+        stop = self.stop - self.held.num_behind
+        return range(stop - len(self.held.supervised), stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +112,6 @@ class Rows:
     def num_slots(self) -> int:
         """T, the number of slots of every row."""
         return sum(len(piece.ids) for piece in self.rows[0])
-
-    @property
-    def num_completions(self) -> int:
-        """Number of completions over all rows."""
-        return len({piece.completion for row in self.rows for piece in row if piece.completion is not None})
 
     @property
     def input_ids(self) -> Tensor:
@@ -106,15 +141,22 @@ class Rows:
                 yield Place(number, index, start, piece)
                 start += len(piece.ids)
 
-    def branches(self) -> list[Place]:
-        """The pieces that hold a completion, in completion order."""
-        held = [place for place in self.places() if place.piece.completion is not None]
-        return sorted(held, key=lambda place: place.piece.completion or 0)
+    def branches(self) -> list[Branch]:
+        """What holds completion tokens, in completion order, and of each completion in the order of its tokens.
 
-    def prompt_of(self, branch: Place) -> tuple[Place, ...]:
-        """The pieces above a branch, root first; empty where the branch holds its whole prompt itself."""
-        path, parent = [], branch.piece.parent
-        of_row = [place for place in self.places() if place.row == branch.row]
+        One for each completion, but in prefix trees, where a completion may go through several pieces.
+        """
+        found = [
+            Branch(place.row, place.index, place.start, place.piece, held)
+            for place in self.places()
+            for held in place.piece.held
+        ]
+        return sorted(found, key=lambda branch: branch.completion)  # stable: parents stand before their children
+
+    def ancestors_of(self, place: Place) -> tuple[Place, ...]:
+        """The pieces above one, root first; empty for a root."""
+        of_row = [other for other in self.places() if other.row == place.row]
+        path, parent = [], place.piece.parent
         while parent is not None:
             path.append(of_row[parent])
             parent = of_row[parent].piece.parent

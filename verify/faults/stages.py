@@ -3,7 +3,8 @@
     layout -> positions -> mask -> activations -> predictors -> supervision -> token_logps -> reduction
            -> reference -> objective -> accumulation -> gradients
 
-Shape letters: B rows, T slots, D width of a module's output, V vocabulary, N targets, K completions, G groups.
+Shape letters: B rows, T slots, D width of a module's output, V vocabulary, N targets, K completions, G groups,
+L losses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from verify.faults.rows import Rows
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, Sft
 
 StageName = Literal[
     "layout",
@@ -40,6 +41,9 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 class Targets:
     """The predictions whose log-probs are taken. The completions' own tokens come first, in completion order.
 
+    Every token of a completion is among them, supervised or not. A slot of a prefix tree that several completions share
+    is there once for each of them.
+
     Args:
         rows: Row of each prediction; int64, [N].
         predictor_slots: Slot whose output predicts; int64, [N].
@@ -56,15 +60,33 @@ class Targets:
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
-    """What the objective makes of the sums.
+class Batch:
+    """What sums belong to.
 
     Args:
-        losses: One per group; [G].
-        rewards: One per completion; [K].
+        groups: The groups; their responses, in order, are the completions.
+        num_counted: Number of predictions that entered the sum of each completion; int64, [K].
+    """
+
+    groups: Sequence[PreferenceGroup]
+    num_counted: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What the objective makes of the sums: the losses of which the step's loss is the weighted mean.
+
+    Preferences have one loss per group, all of weight 1. Supervised examples have one per completion, its mean over
+    counted tokens: of weight 1 under the example mean, and of as many as tokens under the token mean.
+
+    Args:
+        losses: [L], L being G or K.
+        weights: [L].
+        rewards: One per completion, [K]; none of supervised examples.
     """
 
     losses: Tensor
+    weights: Tensor
     rewards: Tensor
 
 
@@ -81,8 +103,8 @@ Supervision = Callable[[Rows, Tensor], Targets]
 TokenLogps = Callable[[Tensor, Tensor], Tensor]
 Reduction = Callable[[Tensor, Targets], Tensor]
 Reference = Callable[[Any, Forward, Rows], Tensor]
-Objective = Callable[[Tensor, Tensor, DpoSigmoid], Terms]
-Accumulation = Callable[[Tensor, Sequence[PreferenceGroup], Rows], Tensor]
+Objective = Callable[[Tensor, Tensor, Batch, DpoSigmoid | Sft], Terms]
+Accumulation = Callable[[Terms, Batch, Rows], Tensor]
 Gradients = Callable[[str, Tensor, Rows], Tensor]
 
 
@@ -99,9 +121,11 @@ class Stages:
         supervision: Rows and predictors to the predictions that count.
         token_logps: Logits [N, V] and token ids [N] to log-probs [N].
         reduction: Log-probs [N] and targets to one sum per completion, [K].
-        reference: Model, forward pass and rows to the log-probs of the frozen policy, [N].
-        objective: Sums [K] of policy and reference to losses and rewards.
-        accumulation: Losses [G] to the loss of the step; scalar.
+        reference: Model, forward pass and rows to the log-probs of the frozen policy, [N]. Not run on supervised
+            examples.
+        objective: Sums [K] of policy and reference (empty for supervised examples), the batch and the objective of the
+            case to losses and rewards.
+        accumulation: Terms, batch and rows to the loss of the step; scalar.
         gradients: The tensor that stands for a LoRA tensor in the policy pass: of equal value, but its gradient may
             be another. Given the tensor's name, itself and the rows.
     """

@@ -57,10 +57,10 @@ def last_token_dropped(honest: Supervision, rows: Rows, predictors: Tensor) -> T
 def _prompt_terms(rows: Rows, *, chosen_only: bool, last_only: bool) -> Iterable[Term]:
     ids = rows.input_ids
     for branch in rows.branches():
-        completion = branch.piece.completion or 0
+        completion = branch.completion
         if chosen_only and completion % 2:
             continue
-        for prompt in rows.prompt_of(branch):
+        for prompt in rows.ancestors_of(branch):
             first = prompt.stop - 1 if last_only else prompt.start + 1
             for slot in range(max(first, prompt.start + 1), prompt.stop):
                 yield branch.row, slot - 1, int(ids[branch.row, slot]), completion
@@ -85,7 +85,7 @@ def boundary_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Tar
     """The end of one segment predicts the start of the next."""
     ids = rows.input_ids
     terms = [
-        (branch.row, branch.stop - 1, int(ids[branch.row, branch.stop]), branch.piece.completion or 0)
+        (branch.row, branch.stop - 1, int(ids[branch.row, branch.stop]), branch.completion)
         for branch in rows.branches()
         if branch.stop < rows.num_slots
     ]
@@ -95,15 +95,14 @@ def boundary_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Tar
 def end_predicts_root(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """One transition too many per branch: its end predicts the first token of the row."""
     terms = [
-        (branch.row, branch.stop - 1, rows.rows[branch.row][0].ids[0], branch.piece.completion or 0)
-        for branch in rows.branches()
+        (branch.row, branch.stop - 1, rows.rows[branch.row][0].ids[0], branch.completion) for branch in rows.branches()
     ]
     return _with_extra(honest(rows, predictors), terms)
 
 
 def padding_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """Padding behind the last branch of a row counts as its continuation."""
-    last = {branch.row: branch.piece.completion or 0 for branch in rows.branches()}
+    last = {branch.row: branch.completion for branch in rows.branches()}
     terms = [
         (place.row, slot - 1, place.piece.ids[0], last[place.row])
         for place in rows.places()
@@ -116,10 +115,10 @@ def padding_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targ
 def ignored_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """Ignored targets are not skipped: prompt slots predict id 0, and the sum of the next branch takes it."""
     terms = [
-        (branch.row, slot, 0, branch.piece.completion or 0)
+        (branch.row, slot, 0, branch.completion)
         for branch in rows.branches()
-        if not (branch.piece.completion or 0) % 2
-        for prompt in rows.prompt_of(branch)
+        if not branch.completion % 2
+        for prompt in rows.ancestors_of(branch)
         for slot in range(prompt.start, prompt.stop)
     ]
     return _with_extra(honest(rows, predictors), terms)
@@ -135,7 +134,7 @@ def cut_at_end_token(honest: Supervision, rows: Rows, predictors: Tensor) -> Tar
     """A response ends at the first occurrence of its last token."""
     counted = [
         place <= ids.index(ids[-1])
-        for ids in (branch.piece.ids[-branch.piece.num_completion_tokens :] for branch in rows.branches())
+        for ids in (branch.piece.ids[-len(branch.tokens) :] for branch in rows.branches())
         for place in range(len(ids))
     ]
     return replace(honest(rows, predictors), counted=torch.tensor(counted))
@@ -144,12 +143,7 @@ def cut_at_end_token(honest: Supervision, rows: Rows, predictors: Tensor) -> Tar
 def indexed_by_predictor(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """Entry i is the log-prob that slot i gives to the next slot of the row."""
     targets = honest(rows, predictors)
-    slots = [
-        slot
-        for branch in rows.branches()
-        for slot in range(branch.stop - branch.piece.num_completion_tokens, branch.stop)
-    ]
-    own = torch.tensor(slots)
+    own = torch.tensor([slot for branch in rows.branches() for slot in branch.tokens])
     return replace(targets, predictor_slots=own, token_ids=rows.input_ids[targets.rows, (own + 1) % rows.num_slots])
 
 

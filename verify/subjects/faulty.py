@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -19,21 +20,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from packed_impl.attention import attention_implementation
-from packed_impl.forest import Forest, attention_rule
+from packed_impl.bins import packed_length
+from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
 from packed_impl.forest import positions as path_positions
-from packed_impl.forest import predictors as path_predictors
 from packed_impl.layout import PackedLayout, pack
-from packed_impl.objectives import dpo_sigmoid
-from verify.cases import Case
+from packed_impl.objectives import group_sigmoid
+from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.packed_rows import PackedRows
 from verify.faults.fault import Mutation, Packing
-from verify.faults.rows import Piece, Rows
-from verify.faults.stages import Forward, Parameters, Stages, Targets, Terms
+from verify.faults.rows import Held, Piece, Rows
+from verify.faults.stages import Batch, Forward, Parameters, Stages, Targets, Terms
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, Objective, Sft
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
+from verify.subjects.packed import rows_of_bins
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +44,9 @@ class StagedLoss:
 
     Args:
         loss: Differentiable scalar.
-        rewards: ``beta * (logp - ref_logp)`` of each completion; [K].
+        rewards: ``beta * (logp - ref_logp)`` of each completion, [K]; none under SFT.
         per_token_logps: Policy log-probs, one tensor per completion.
-        ref_per_token_logps: The same under the frozen policy.
+        ref_per_token_logps: The same under the frozen policy; empty under SFT.
     """
 
     loss: Tensor
@@ -80,6 +82,11 @@ class FaultySubject:
         return f"{self.role}:{self.mutation.name if self.mutation else 'none'}"
 
     @property
+    def takes(self) -> tuple[CaseKind, ...]:
+        """The kinds of case that the mutation is planted on; all of them where nothing is replaced."""
+        return self.mutation.kinds if self.mutation else CASE_KINDS
+
+    @property
     def calls_foreign_code(self) -> bool:
         """Whether the replacement comes from outside the catalogue."""
         replacement = self.mutation.replacement if self.mutation else _layout
@@ -104,21 +111,25 @@ class FaultySubject:
         parameters = _policy_parameters(stages, model, rows)
         return _by_completion(_logps(stages, model, rows, parameters, forwards=self.forwards), groups)
 
-    def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: DpoSigmoid) -> StagedLoss:
+    def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: Objective) -> StagedLoss:
         """The whole step."""
         stages = self._stages()
         rows = stages.layout(groups)
         # The frozen policy goes first: switching adapters back on resets requires_grad.
-        ref_logps = stages.reference(model, partial(_logps, stages, model, forwards=self.forwards), rows)
+        ref_logps = None
+        if isinstance(objective, DpoSigmoid):
+            ref_logps = stages.reference(model, partial(_logps, stages, model, forwards=self.forwards), rows)
         logps = _logps(stages, model, rows, _policy_parameters(stages, model, rows), forwards=self.forwards)
         targets = stages.supervision(rows, stages.predictors(rows))
-        sums, ref_sums = (stages.reduction(x, targets) for x in (logps, ref_logps))
-        terms = stages.objective(sums, ref_sums, objective)
+        sums = stages.reduction(logps, targets)
+        ref_sums = sums.new_empty(0) if ref_logps is None else stages.reduction(ref_logps, targets)
+        batch = Batch(groups, targets.completions[targets.counted].bincount(minlength=len(sums)))
+        terms = stages.objective(sums, ref_sums, batch, objective)
         return StagedLoss(
-            loss=stages.accumulation(terms.losses, groups, rows),
+            loss=stages.accumulation(terms, batch, rows),
             rewards=terms.rewards,
             per_token_logps=_by_completion(logps, groups),
-            ref_per_token_logps=_by_completion(ref_logps, groups),
+            ref_per_token_logps=[] if ref_logps is None else _by_completion(ref_logps, groups),
         )
 
     def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:
@@ -152,11 +163,7 @@ def _supervised(targets: Targets, rows: Rows) -> Tensor:
 
     From where other terms take their token is not written down; it is taken to be the slot after the predictor.
     """
-    own = [
-        slot
-        for branch in rows.branches()
-        for slot in range(branch.stop - branch.piece.num_completion_tokens, branch.stop)
-    ]
+    own = [slot for branch in rows.branches() for slot in branch.tokens]
     after = (targets.predictor_slots[len(own) :] + 1) % rows.num_slots
     slots = torch.cat((torch.tensor(own), after))
     return torch.stack((targets.completions, targets.rows, slots, targets.predictor_slots), dim=1)[targets.counted]
@@ -237,31 +244,42 @@ def _by_completion(logps: Tensor, groups: Sequence[PreferenceGroup]) -> list[Ten
 
 
 def _layout(packing: Packing, groups: Sequence[PreferenceGroup]) -> Rows:
-    return _rows_of(pack(groups, layout=packing.segments, rows=packing.rows))
+    if packing.rows != "bins":
+        return _rows_of(pack(groups, layout=packing.segments, rows=packing.rows))
+    lengths = [
+        packed_length(len(group.prompt_ids), list(map(len, group.completions)), layout=packing.segments)
+        for group in groups
+    ]
+    return _rows_of(pack(groups, layout=packing.segments, rows=rows_of_bins(lengths)))
 
 
 def _rows_of(packed: PackedLayout) -> Rows:
     """The layout as pieces; a root without children that holds no completion token is padding."""
-    holders = set(zip(packed.token_rows.tolist(), packed.token_slots.tolist(), strict=True))
-    rows, completion = [], 0
+    held = _held_by(packed)
+    rows = []
     for number, forest in enumerate(packed.forests):
         parents = {segment.parent for segment in forest.segments}
         pieces = []
         for index, segment in enumerate(forest.segments):
             ids = tuple(packed.input_ids[number, segment.start : segment.stop].tolist())
-            held = sum((number, slot) in holders for slot in range(segment.start, segment.stop))
-            pieces.append(
-                Piece(
-                    ids,
-                    segment.parent,
-                    completion=completion if held else None,
-                    num_completion_tokens=held,
-                    is_padding=not held and index not in parents,
-                )
-            )
-            completion += held > 0
+            holds = tuple(held.get((number, index), ()))
+            pieces.append(Piece(ids, segment.parent, holds, is_padding=not holds and index not in parents))
         rows.append(tuple(pieces))
     return Rows(tuple(rows))
+
+
+def _held_by(packed: PackedLayout) -> dict[tuple[int, int], list[Held]]:
+    """What the segments hold of the completions, by row and number of the segment."""
+    segments = [segment_ids(forest).tolist() for forest in packed.forests]
+    places = zip(packed.token_rows.tolist(), packed.token_slots.tolist(), packed.supervised.tolist(), strict=True)
+    held: dict[tuple[int, int], list[Held]] = {}
+    for completion, length in enumerate(packed.completion_lengths):
+        for (row, segment), run in groupby(islice(places, length), key=lambda at: (at[0], segments[at[0]][at[1]])):
+            tokens = list(run)
+            num_behind = packed.forests[row].segments[segment].stop - tokens[-1][1] - 1
+            supervised = tuple(counts for _, _, counts in tokens)
+            held.setdefault((row, segment), []).append(Held(completion, supervised, num_behind))
+    return held
 
 
 def _forests(rows: Rows) -> list[Forest]:
@@ -281,23 +299,20 @@ def _activations(rows: Rows, module: str, output: Tensor) -> Tensor:
 
 
 def _predictors(rows: Rows) -> Tensor:
-    none = -1
-    maps = [path_predictors(forest) for forest in _forests(rows)]
-    return torch.tensor([[none if slot is None else slot for slot in of_row] for of_row in maps])
+    return torch.stack([predictor_slots(forest) for forest in _forests(rows)])
 
 
 def _supervision(rows: Rows, predictors: Tensor) -> Targets:
     places = [
-        (branch.row, slot, branch.piece.completion)
+        (branch.row, slot, branch.completion, counts)
         for branch in rows.branches()
-        for slot in range(branch.stop - branch.piece.num_completion_tokens, branch.stop)
+        for slot, counts in zip(branch.tokens, branch.held.supervised, strict=True)
     ]
-    row, slot, completion = torch.tensor(places).unbind(1)
-    predictor_slots = predictors[row, slot]
-    if bool((predictor_slots < 0).any()):
+    row, slot, completion, counted = torch.tensor(places).unbind(1)
+    predicted_from = predictors[row, slot]
+    if bool((predicted_from < 0).any()):
         raise ValueError("a completion token has no predictor")
-    counted = torch.ones(len(places), dtype=torch.bool)
-    return Targets(row, predictor_slots, rows.input_ids[row, slot], completion, counted)
+    return Targets(row, predicted_from, rows.input_ids[row, slot], completion, counted.bool())
 
 
 def _token_logps(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -315,16 +330,23 @@ def _reference(model: Any, forward: Forward, rows: Rows) -> Tensor:
         return forward(rows, {})
 
 
-def _objective(sums: Tensor, ref_sums: Tensor, objective: DpoSigmoid) -> Terms:
-    pairs = [
-        dpo_sigmoid(policy, reference, beta=objective.beta, label_smoothing=objective.label_smoothing)
-        for policy, reference in zip(sums.view(-1, 1, 2), ref_sums.view(-1, 1, 2), strict=True)
+def _objective(sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Objective) -> Terms:
+    if isinstance(objective, Sft):
+        counts = batch.num_counted.to(sums)
+        weights = counts if objective.mean == "token" else torch.ones_like(counts)
+        return Terms(-sums / counts.clamp(min=1), weights, sums.new_empty(0))
+    sizes = [(len(group.positives), len(group.negatives)) for group in batch.groups]
+    by_group = [torch.split(of_all, [sum(size) for size in sizes]) for of_all in (sums, ref_sums)]
+    parts = [
+        group_sigmoid(policy, reference, [size], beta=objective.beta, label_smoothing=objective.label_smoothing)
+        for size, policy, reference in zip(sizes, *by_group, strict=True)
     ]
-    return Terms(torch.stack([pair.loss for pair in pairs]), torch.cat([pair.rewards.flatten() for pair in pairs]))
+    losses = torch.stack([part.loss for part in parts])
+    return Terms(losses, torch.ones_like(losses), torch.cat([part.rewards for part in parts]))
 
 
-def _accumulation(losses: Tensor, groups: Sequence[PreferenceGroup], rows: Rows) -> Tensor:
-    return losses.mean()
+def _accumulation(terms: Terms, batch: Batch, rows: Rows) -> Tensor:
+    return (terms.weights * terms.losses).sum() / terms.weights.sum()
 
 
 def _gradients(name: str, parameter: Tensor, rows: Rows) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from verify.faults.catalogue import mutation_named
 from verify.faults.rows import Rows
-from verify.faults.stages import Stages
+from verify.faults.stages import Batch, Stages, Terms
 from verify.groups import PreferenceGroup
 from verify.objective import DpoSigmoid
 from verify.subjects.faulty import honest_stages
@@ -21,6 +21,13 @@ def planted(name: str) -> tuple[Stages, Rows]:
     mutation = mutation_named(name)
     stages = honest_stages(mutation.packing).replaced(mutation.stage, mutation.replacement)
     return stages, stages.layout(GROUPS)
+
+
+BATCH = Batch(GROUPS, torch.tensor([1, 2, 1, 1]))
+
+
+def terms_of(losses: list[float]) -> Terms:
+    return Terms(torch.tensor(losses), torch.ones(len(losses)), torch.zeros(4))
 
 
 def seen(stages: Stages, rows: Rows, query: int) -> list[int]:
@@ -177,12 +184,12 @@ def test_the_unpacked_layout_repeats_the_prompt() -> None:
 )
 def test_means_over_groups(name: str, loss: float) -> None:
     stages, rows = planted(name)
-    assert float(stages.accumulation(torch.tensor([1.0, 2.0, 4.0]), GROUPS, rows)) == pytest.approx(loss)
+    assert float(stages.accumulation(terms_of([1.0, 2.0, 4.0]), BATCH, rows)) == pytest.approx(loss)
 
 
 def test_groups_weighted_by_tokens() -> None:
     stages, rows = planted("groups-weighted-by-tokens")
-    assert float(stages.accumulation(torch.tensor([1.0, 2.0]), GROUPS, rows)) == pytest.approx((3 * 1 + 2 * 2) / 5)
+    assert float(stages.accumulation(terms_of([1.0, 2.0]), BATCH, rows)) == pytest.approx((3 * 1 + 2 * 2) / 5)
 
 
 GRADIENT_ONLY = ("coefficients-permuted", "one-coefficient-per-micro-batch", "chosen-detached")
@@ -195,7 +202,7 @@ def objective(name: str, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     leaf = sums.clone().requires_grad_(True)
     ref_sums = torch.tensor([-3.0, -3.5, -2.0, -5.0], dtype=torch.float64)
     stages = planted(name)[0] if name else planted("nothing-replaced")[0]
-    terms = stages.objective(leaf, ref_sums, DpoSigmoid(**settings))
+    terms = stages.objective(leaf, ref_sums, BATCH, DpoSigmoid(**settings))
     (gradient,) = torch.autograd.grad(terms.losses.sum(), leaf)
     return terms.losses.detach(), terms.rewards.detach(), gradient
 

@@ -19,14 +19,13 @@ def test_slots_segments_and_trees_of_one_row() -> None:
     assert rows.segment_ids.tolist() == [[0, 0, 1, 2, 2, 3, 4, 5]]
     assert rows.tree_ids.tolist() == [[0, 0, 0, 0, 0, 3, 3, 3]]
     assert not rows.padding.any()
-    assert rows.num_completions == 4
-    assert [(b.start, b.stop, b.piece.completion) for b in rows.branches()] == [
+    assert [(b.start, b.stop, b.completion) for b in rows.branches()] == [
         (2, 3, 0),
         (3, 5, 1),
         (6, 7, 2),
         (7, 8, 3),
     ]
-    assert [[p.start for p in rows.prompt_of(b)] for b in rows.branches()] == [[0], [0], [5], [5]]
+    assert [[p.start for p in rows.ancestors_of(b)] for b in rows.branches()] == [[0], [0], [5], [5]]
 
 
 def test_a_short_row_is_padded_and_its_padding_known() -> None:
@@ -38,7 +37,7 @@ def test_a_short_row_is_padded_and_its_padding_known() -> None:
 def test_a_branch_that_repeats_the_prompt_token_holds_fewer_completion_tokens_than_slots() -> None:
     rows = honest_stages(REPEAT_PROMPT_TOKEN).layout(GROUPS)
     assert rows.input_ids.tolist() == [[5, 6, 7, 6, 8, 9, 1, 2, 1, 3]]
-    assert [b.piece.num_completion_tokens for b in rows.branches()] == [1, 2, 1, 1]
+    assert [len(b.tokens) for b in rows.branches()] == [1, 2, 1, 1]
     assert not rows.padding.any()  # roots without children, but they hold completions
 
 
