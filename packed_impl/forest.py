@@ -65,8 +65,8 @@ class Forest:
                 raise ValueError(f"segment {index} starts at slot {segment.start}: expected slot {expected_start}")
             if segment.parent is not None and not 0 <= segment.parent < index:
                 raise ValueError(
-                    f"segment {index} has parent {segment.parent}: a parent comes before its child (so there is no "
-                    f"cycle), so {f'expected one of 0 to {index - 1}' if index else 'the first segment has none'}"
+                    f"segment {index} has parent {segment.parent}: a parent comes before its child, which rules "
+                    f"cycles out; {f'expected one of 0 to {index - 1}' if index else 'the first segment has none'}"
                 )
             expected_start = segment.stop
 

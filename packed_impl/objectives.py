@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -113,17 +114,15 @@ def _pairs(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
                 f"group {index} has {num_positives}+{num_negatives} responses: "
                 "a preference needs at least one positive and one negative"
             )
-    positives_G, negatives_G = torch.tensor(sizes).unbind(1)
-    num_pairs_G = positives_G * negatives_G
-    first_G = (positives_G + negatives_G).cumsum(0) - positives_G - negatives_G
-    group_P = torch.repeat_interleave(num_pairs_G)
-    place_P = torch.arange(len(group_P)) - (num_pairs_G.cumsum(0) - num_pairs_G)[group_P]
-    width_P = negatives_G[group_P]
-    return (
-        first_G[group_P] + place_P // width_P,
-        (first_G + positives_G)[group_P] + place_P % width_P,
-        num_pairs_G,
-    )
+    firsts = accumulate((m + n for m, n in sizes), initial=0)
+    pairs = [
+        (first + i, first + m + j)
+        for first, (m, n) in zip(firsts, sizes, strict=False)
+        for i in range(m)
+        for j in range(n)
+    ]
+    positives_P, negatives_P = torch.tensor(pairs).unbind(1)
+    return positives_P, negatives_P, torch.tensor([m * n for m, n in sizes])
 
 
 def supervised_sums(logps_C: Tensor, supervised_C: Tensor, completion_lengths: Sequence[int]) -> Tensor:

@@ -113,7 +113,8 @@ def num_prefix_slots(sequences: Sequence[TokenIds]) -> int:
     """Number of slots of the prefix tree of some sequences, without building it.
 
     In sorted order a sequence shares with the tree of those before it what it shares with its neighbour. The slots of
-    several groups together are at most the sum of those of each, so that rows filled by that sum never overflow.
+    several groups together are at most the sum of those of each, so that rows filled by that sum never overflow. To
+    count what groups of one prompt share as well, count them together and give them one place among the rows.
 
     Args:
         sequences: The token ids of each sequence.

@@ -4,7 +4,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packed_impl.bins import first_fit_decreasing, packed_length
@@ -34,6 +34,7 @@ def in_any_rows(data: st.DataObject, num_groups: int) -> list[list[int]]:
     return [list(order[a:b]) for a, b in pairwise([0, *sorted(cuts), num_groups])]
 
 
+@settings(max_examples=50, deadline=None)
 @given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.data())
 def test_each_predictor_has_seen_exactly_the_sequence_so_far(
     groups: list[SimpleNamespace], layout: str, data: st.DataObject
@@ -54,6 +55,7 @@ def test_each_predictor_has_seen_exactly_the_sequence_so_far(
     assert next(maps, None) is None
 
 
+@settings(max_examples=50, deadline=None)
 @given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.data())
 def test_completions_come_group_by_group_positives_first(
     groups: list[SimpleNamespace], layout: str, data: st.DataObject
@@ -64,6 +66,7 @@ def test_completions_come_group_by_group_positives_first(
     assert packed.completion_lengths == tuple(len(response) for response in expected)
 
 
+@settings(max_examples=50, deadline=None)
 @given(groups_of_any_shape, st.sampled_from(LAYOUTS))
 def test_a_row_holds_what_is_shared_once(groups: list[SimpleNamespace], layout: str) -> None:
     paths = [(n, g.prompt_ids, r) for n, g in enumerate(groups) for r in g.positives + g.negatives]
@@ -76,6 +79,7 @@ def test_a_row_holds_what_is_shared_once(groups: list[SimpleNamespace], layout: 
     assert pack(groups, layout=layout, rows="one-row").input_ids.shape == (1, expected[layout])
 
 
+@settings(max_examples=50, deadline=None)
 @given(groups_of_any_shape, st.sampled_from(LAYOUTS), st.integers(0, 9))
 def test_rows_filled_by_packed_length_never_overflow(groups: list[SimpleNamespace], layout: str, spare: int) -> None:
     lengths = [
@@ -86,6 +90,7 @@ def test_rows_filled_by_packed_length_never_overflow(groups: list[SimpleNamespac
     assert packed.input_ids.shape[1] == limit
 
 
+@settings(max_examples=50, deadline=None)
 @given(groups_of_any_shape, st.integers(0, 9))
 def test_rows_filled_by_the_slots_of_each_tree_never_overflow(groups: list[SimpleNamespace], spare: int) -> None:
     lengths = [num_prefix_slots([g.prompt_ids + r for r in g.positives + g.negatives]) for g in groups]
