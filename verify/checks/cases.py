@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup, TokenIds
 
-CaseName = Literal["distinct-tokens", "uneven-groups", "long-rows", "special-ids"]
+CaseName = Literal["distinct-tokens", "uneven-groups", "long-rows", "special-ids", "distinct-turns"]
 
 _Lengths = tuple[int, int, int]
 """Tokens of prompt, chosen and rejected."""
@@ -23,6 +24,9 @@ _MOST_TOKENS_SHOWN = 60
 _RESERVED = 2
 """Ids 0 and 1 are left out of the distinct tokens: a packed row may be padded with them."""
 
+_Take = Callable[[int], TokenIds]
+"""Gives so many tokens that it has not given before."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckCases:
@@ -30,12 +34,12 @@ class CheckCases:
 
     Args:
         by_name: The cases.
-        other_token: For each token of the distinct case one that occurs nowhere in it, so that a rewritten case holds
-            distinct tokens too. Empty where the vocabulary is too small.
+        other_token: For each token of a distinct case one that occurs nowhere in it, so that a rewritten case holds
+            distinct tokens too, and shares no more first tokens than before. By the name of the case.
     """
 
     by_name: Mapping[CaseName, Case]
-    other_token: Mapping[int, int]
+    other_token: Mapping[str, Mapping[int, int]]
 
 
 def check_cases(vocab_size: int, seed: int) -> CheckCases:
@@ -46,7 +50,7 @@ def check_cases(vocab_size: int, seed: int) -> CheckCases:
         seed: Seed of the token ids.
 
     Returns:
-        All cases; without "distinct-tokens" where the vocabulary has too few tokens for it.
+        All cases; without those of distinct tokens for which the vocabulary has too few.
     """
     rng = random.Random(seed)
 
@@ -62,41 +66,57 @@ def check_cases(vocab_size: int, seed: int) -> CheckCases:
     ids[11] = 0  # the second token of rejected
     why = "the end token occurs early, token 0 is a word: a mask rebuilt from ids is wrong"
     by_name["special-ids"] = _case("special-ids", why, [_SPECIAL], ids)
-    needed = sum(map(sum, _DISTINCT))
-    if vocab_size < _RESERVED + 2 * needed:
-        return CheckCases(by_name, {})
-    ids = rng.sample(range(_RESERVED, vocab_size), 2 * needed)
-    by_name["distinct-tokens"] = _case(
-        "distinct-tokens", "no token occurs twice, so that a slot is known by its token", _DISTINCT, ids[:needed]
-    )
-    return CheckCases(by_name, dict(zip(ids[:needed], ids[needed:], strict=True)))
-
-
-def case_in_words(case: Case) -> str:
-    """What a case holds, so that it can be written down again.
-
-    Args:
-        case: A small case.
-
-    Returns:
-        Token ids, e.g. "prompt 5 9, chosen 4, rejected 7 3; prompt ..."; of more than 60 tokens their numbers.
-    """
-    total = sum(len(ids) for group in case.groups for ids in (group.prompt_ids, *group.completions))
-
-    def shown(ids: TokenIds) -> str:
-        return " ".join(map(str, ids)) if total <= _MOST_TOKENS_SHOWN else f"of {len(ids)} tokens"
-
-    return "; ".join(
-        f"prompt {shown(group.prompt_ids)}, chosen {shown(group.positives[0])}, rejected {shown(group.negatives[0])}"
-        for group in case.groups
-    )
+    other_token: dict[str, dict[int, int]] = {}
+    for name, (why, groups_of) in _DISTINCT_CASES.items():
+        numbers = count()
+        groups_of(_taking(numbers))
+        needed = next(numbers)
+        if vocab_size >= _RESERVED + 2 * needed:
+            ids = rng.sample(range(_RESERVED, vocab_size), 2 * needed)
+            by_name[name] = Case(name=name, why=why, groups=groups_of(_taking(ids)))
+            other_token[name] = dict(zip(ids[:needed], ids[needed:], strict=True))
+    return CheckCases(by_name, other_token)
 
 
 def _case(name: CaseName, why: str, lengths: Sequence[_Lengths], ids: Sequence[int]) -> Case:
+    return Case(name=name, why=why, groups=_pairs(lengths, _taking(ids)))
+
+
+def _taking(ids: Iterable[int]) -> _Take:
     rest = iter(ids)
+    return lambda number: tuple(next(rest) for _ in range(number))
 
-    def take(count: int) -> TokenIds:
-        return tuple(next(rest) for _ in range(count))
 
-    groups = tuple(PreferenceGroup(take(p), (take(c),), (take(r),)) for p, c, r in lengths)
-    return Case(name=name, why=why, groups=groups)
+def _pairs(lengths: Sequence[_Lengths], take: _Take) -> tuple[PreferenceGroup, ...]:
+    return tuple(PreferenceGroup(take(p), (take(c),), (take(r),)) for p, c, r in lengths)
+
+
+def _turns(take: _Take) -> tuple[PreferenceGroup, ...]:
+    """A tree of four levels below its prompt, a pair whose prompt begins as that one does, and a group without either.
+
+    Of the tree one response ends inside another::
+
+        prompt - first - second - third - (chosen 0)
+                  |        |        +---- (rejected 0)
+                  |        + chosen 1 ends here
+                  +------------------- (rejected 1)
+    """
+    prompt, first, second, third = take(4), take(2), take(1), take(2)
+    deep = first + second + third
+    return (
+        PreferenceGroup(prompt, (deep + take(2), first + second), (deep + take(1), first + take(2))),
+        PreferenceGroup(prompt[:2] + take(1), (take(2),), (take(3),)),
+        PreferenceGroup(take(3), (take(1), take(3)), (take(2),)),
+    )
+
+
+_DISTINCT_CASES: Mapping[CaseName, tuple[str, Callable[[_Take], tuple[PreferenceGroup, ...]]]] = {
+    "distinct-tokens": (
+        "no token occurs twice, so that a slot is known by its token",
+        lambda take: _pairs(_DISTINCT, take),
+    ),
+    "distinct-turns": (
+        "groups of several responses, turns that they share: a token occurs twice only where all before it is shared",
+        _turns,
+    ),
+}

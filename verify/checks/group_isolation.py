@@ -5,27 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from verify.cases import Case
-from verify.checks.bench import Bench
+from verify.checks.bench import Bench, Groups
 from verify.checks.check import ExactCheck, Measured
-from verify.checks.places import TokenPlace
+from verify.checks.places import holders
 from verify.checks.reference import hold_reference_against_rewriting
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
 
 
-def _group(g: int) -> Rewriting:
-    def is_in_group(place: TokenPlace) -> bool:
-        return place.group == g
-
-    return Rewriting(f"prompt and responses of group {g}", is_in_group)
-
-
 def _measure(bench: Bench, case: Case) -> Measured:
-    rewritings = [_group(g) for g in range(len(case.groups))]
+    rewritings = [_group(case.groups, g) for g in range(len(case.groups))]
     policy = hold_against_rewritings(bench, case, rewritings)
     if policy.num_differing:
         return policy
     reference = hold_reference_against_rewriting(bench, case, rewritings[len(rewritings) // 2])
     return replace(reference, num_compared=policy.num_compared + reference.num_compared)
+
+
+def _group(groups: Groups, g: int) -> Rewriting:
+    """All tokens of a group but those with which prompts of other groups begin as well."""
+    own = frozenset(token for token, who in holders(groups).items() if {group for group, _ in who} == {g})
+    return Rewriting(f"prompt and responses of group {g}", own)
 
 
 GROUP_ISOLATION = ExactCheck(

@@ -1,4 +1,8 @@
-"""Tokens of a case by meaning: which group, which part, which place in it."""
+"""Tokens of a case by meaning: which group, which part, which place in it.
+
+In the cases of distinct tokens an id says which token it is: it occurs twice only where everything before it is shared,
+and there a packed row may hold it once.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,20 @@ class TokenPlace:
         """E.g. "group 0, chosen, token 2"."""
         if self.completion is None:
             return f"group {self.group}, prompt, token {self.index}"
-        name = completion_name(self.completion, len(groups[self.group].positives))
-        return f"group {self.group}, {name}, token {self.index}"
+        return f"{completion_words(groups, self.group, self.completion)}, token {self.index}"
 
-    def is_on_path_before(self, token: TokenPlace) -> bool:
-        """Whether this token comes before another on that one's own path: its prompt, then its own completion."""
-        if self.group != token.group:
-            return False
-        return self.completion is None or (self.completion == token.completion and self.index < token.index)
+
+def ids_before(groups: Sequence[PreferenceGroup], token: TokenPlace) -> frozenset[int]:
+    """Ids of all tokens before a completion token on its own path: its prompt, then its own completion."""
+    group = groups[token.group]
+    if token.completion is None:
+        raise ValueError(f"{token.words(groups)} is no completion token")
+    return frozenset(group.prompt_ids + group.completions[token.completion][: token.index])
+
+
+def completion_words(groups: Sequence[PreferenceGroup], group: int, completion: int) -> str:
+    """E.g. "group 0, chosen"."""
+    return f"group {group}, {completion_name(completion, len(groups[group].positives))}"
 
 
 def all_places(groups: Sequence[PreferenceGroup]) -> list[tuple[TokenPlace, int]]:
@@ -46,6 +56,16 @@ def all_places(groups: Sequence[PreferenceGroup]) -> list[tuple[TokenPlace, int]
     return places
 
 
-def completion_places(groups: Sequence[PreferenceGroup]) -> list[TokenPlace]:
-    """Every completion token, in completion order."""
-    return [place for place, _ in all_places(groups) if place.completion is not None]
+def completion_tokens(groups: Sequence[PreferenceGroup]) -> list[tuple[TokenPlace, int]]:
+    """Every completion token with its id, in completion order."""
+    return [(place, token) for place, token in all_places(groups) if place.completion is not None]
+
+
+def holders(groups: Sequence[PreferenceGroup]) -> dict[int, frozenset[tuple[int, int]]]:
+    """For every token id the completions, as group and place in it, on whose path it is."""
+    found: dict[int, set[tuple[int, int]]] = {}
+    for g, group in enumerate(groups):
+        for k, ids in enumerate(group.completions):
+            for token in group.prompt_ids + ids:
+                found.setdefault(token, set()).add((g, k))
+    return {token: frozenset(completions) for token, completions in found.items()}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from verify.cases import Case
 from verify.checks.bench import Bench, flat
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
-from verify.checks.places import all_places, completion_places
+from verify.checks.places import TokenPlace, all_places, completion_tokens, ids_before
 from verify.groups import PreferenceGroup
 from verify.subject import check_logps, gradient_support
 from verify.subjects.pairwise import WITNESS
@@ -39,13 +39,16 @@ def _measure(bench: Bench, case: Case) -> Measured:
     logps = check_logps(returned, case.groups, subject=bench.subject.name, differentiable=True)
     reached = bench.call(lambda: _tokens_that_reach(logps, embedded), seeded=False)
     bench.drop_gradients()
-    places, tokens = {token: place for place, token in all_places(case.groups)}, completion_places(case.groups)
+    places: dict[int, TokenPlace] = {}
+    for place, token_id in all_places(case.groups):
+        places.setdefault(token_id, place)  # of a shared token the first
+    tokens = [(place, ids_before(case.groups, place)) for place, _ in completion_tokens(case.groups)]
     forbidden, missing = [], []
-    for index, (token, ids) in enumerate(zip(tokens, reached, strict=True)):
+    for index, ((token, seen), ids) in enumerate(zip(tokens, reached, strict=True)):
         for token_id in sorted(ids - places.keys()):
             forbidden.append(f"token id {token_id}, which the case does not hold, reaches {token.words(case.groups)}")
         for token_id, place in places.items():
-            before = place.is_on_path_before(token)
+            before = token_id in seen
             if before and token_id not in ids:
                 missing.append(
                     (index, token_id, f"{place.words(case.groups)} does not reach {token.words(case.groups)}")
@@ -129,6 +132,6 @@ REACH = ExactCheck(
         "With which weight a token is seen; a token that is hidden but reaches through others, as a first prompt token "
         "does; subjects without gradients, or whose tokens bypass the embedding."
     ),
-    cases=("distinct-tokens",),
+    cases=("distinct-tokens", "distinct-turns"),
     measure=_measure,
 )

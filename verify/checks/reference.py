@@ -57,7 +57,7 @@ def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
     if not owns_loss(bench.subject):
         return hold_against_rewritings(bench, case, [rewriting], adapters_off_logps)
     before = _own_loss(bench, case.groups)
-    rewritten = rewrite(case.groups, bench.setting.cases.other_token, rewriting.chosen)
+    rewritten = rewrite(case.groups, bench.setting.cases.other_token[case.name], rewriting.token_ids)
     after = _own_loss(bench, rewritten)
     if before.refs is None or after.refs is None:
         return _hold_rewards(bench, rewritten, rewriting, after.rewards)

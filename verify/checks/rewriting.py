@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from verify.cases import Case
 from verify.checks.bench import Bench, Groups, flat
 from verify.checks.check import Measured
-from verify.checks.places import TokenPlace, all_places, completion_places
+from verify.checks.places import completion_tokens, ids_before
 from verify.groups import PreferenceGroup, TokenIds
 
 
@@ -21,11 +21,11 @@ class Rewriting:
 
     Args:
         words: What they are, e.g. "the last token of every completion".
-        chosen: Whether a token is one of them.
+        token_ids: Their ids. A token that several paths share is rewritten in all of them.
     """
 
     words: str
-    chosen: Callable[[TokenPlace], bool]
+    token_ids: frozenset[int]
 
 
 def hold_against_rewritings(
@@ -40,7 +40,7 @@ def hold_against_rewritings(
     Args:
         bench: The subject and its model.
         case: A case of distinct tokens.
-        rewritings: What to rewrite, each in a pass of its own.
+        rewritings: What to rewrite, each in a pass of its own; what no token of the case is changes nothing.
         run: Gives all log-probs of groups as one vector; those of the policy by default.
 
     Returns:
@@ -48,22 +48,22 @@ def hold_against_rewritings(
     """
     run = run or (lambda groups: flat(bench.logps(groups)))
     before = run(case.groups)
-    tokens = completion_places(case.groups)
+    other_token = bench.setting.cases.other_token[case.name]
+    tokens = [(place, token, ids_before(case.groups, place)) for place, token in completion_tokens(case.groups)]
     compared, violations = 0, list[str]()
     for rewriting in rewritings:
         if violations:
             break
-        rewritten = [place for place, _ in all_places(case.groups) if rewriting.chosen(place)]
-        after = run(rewrite(case.groups, bench.setting.cases.other_token, rewriting.chosen))
+        after = run(rewrite(case.groups, other_token, rewriting.token_ids))
         changed = (before != after).tolist()  # NaN never equals
-        for token, has_changed in zip(tokens, changed, strict=True):
-            must_change = any(place.is_on_path_before(token) for place in rewritten)
-            if not must_change and token in rewritten:
+        for (place, token, seen), has_changed in zip(tokens, changed, strict=True):
+            must_change = not seen.isdisjoint(rewriting.token_ids)
+            if not must_change and token in rewriting.token_ids:
                 continue
             compared += 1
             if has_changed != must_change:
                 how = "kept its bits, though it sees them" if must_change else "changed, though it sees none of them"
-                violations.append(f"rewriting {rewriting.words}: {token.words(case.groups)} {how}")
+                violations.append(f"rewriting {rewriting.words}: {place.words(case.groups)} {how}")
     return Measured(
         num_compared=compared,
         num_differing=len(violations),
@@ -72,33 +72,27 @@ def hold_against_rewritings(
     )
 
 
-def rewrite(
-    groups: Sequence[PreferenceGroup], other_token: Mapping[int, int], chosen: Callable[[TokenPlace], bool]
-) -> Groups:
+def rewrite(groups: Sequence[PreferenceGroup], other_token: Mapping[int, int], token_ids: Collection[int]) -> Groups:
     """Groups of the same lengths with some tokens exchanged.
 
     Args:
         groups: The groups.
         other_token: What a token becomes.
-        chosen: Whether the token at a place is exchanged.
+        token_ids: The tokens that are exchanged, wherever they occur.
 
     Returns:
         New groups.
     """
 
-    def edited(g: int, part: int | None, ids: TokenIds) -> TokenIds:
-        return tuple(other_token[t] if chosen(TokenPlace(g, part, i)) else t for i, t in enumerate(ids))
+    def edited(ids: TokenIds) -> TokenIds:
+        return tuple(other_token[token] if token in token_ids else token for token in ids)
 
-    rewritten = []
-    for g, group in enumerate(groups):
-        completions = tuple(edited(g, k, ids) for k, ids in enumerate(group.completions))
-        num_positives = len(group.positives)
-        rewritten.append(
-            replace(
-                group,
-                prompt_ids=edited(g, None, group.prompt_ids),
-                positives=completions[:num_positives],
-                negatives=completions[num_positives:],
-            )
+    return tuple(
+        replace(
+            group,
+            prompt_ids=edited(group.prompt_ids),
+            positives=tuple(map(edited, group.positives)),
+            negatives=tuple(map(edited, group.negatives)),
         )
-    return tuple(rewritten)
+        for group in groups
+    )

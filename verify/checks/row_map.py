@@ -34,6 +34,6 @@ ROW_MAP = ExactCheck(
         "and as many enter the sum as the completion has."
     ),
     cannot_see="Whether these are the rows that the subject computes with; what padding attends to.",
-    cases=("distinct-tokens", "long-rows"),
+    cases=("distinct-tokens", "distinct-turns", "long-rows"),
     measure=_measure,
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from verify.cases import CASE_KINDS
 from verify.checks.bench import Setting
 from verify.checks.cases import check_cases
 from verify.checks.catalogue import EXACT_CHECKS
@@ -143,6 +144,7 @@ def test_a_case_that_the_subject_refuses_is_not_applicable_with_its_reason(
 ) -> None:
     class Fussy:
         name = "fussy"
+        takes = CASE_KINDS
 
         def supports(self, case: Any) -> Support:
             return Support(False, f"not {case.name}")
@@ -194,7 +196,7 @@ def test_the_distinct_case_holds_no_token_twice_even_when_rewritten(vocab_size: 
     cases = check_cases(vocab_size, 3)
     groups = cases.by_name["distinct-tokens"].groups
     ids = [t for group in groups for part in (group.prompt_ids, *group.completions) for t in part]
-    others = [cases.other_token[t] for t in ids]
+    others = [cases.other_token["distinct-tokens"][t] for t in ids]
     assert len(set(ids + others)) == 2 * len(ids)
     assert min(ids + others) >= 2
     assert max(ids + others) < vocab_size
