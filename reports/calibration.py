@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from reports.record import DtypeName, Environment, ModelRecord, QuantityName, VerdictName
+from reports.record import CaseKind, DtypeName, Environment, ModelRecord, QuantityName, VerdictName
 from reports.values import Count, Measured, Settings
 
 CALIBRATION_VERSION: Literal[1] = 1
@@ -238,6 +238,7 @@ class CalibrationRecord(_Frozen):
     environment: Environment
     model: ModelRecord
     seed: Count
+    case_kind: CaseKind = "pairs"
     dtypes: list[DtypeName]
     num_batches: Count
     num_cases: Count

@@ -31,8 +31,9 @@ def _blocks(record: CalibrationRecord) -> Iterable[str]:
     yield "# Calibration: errors as multiples of the budget"
     yield f"**{record.verdict}**" + (f" · {escape('; '.join(record.reasons))}" if record.reasons else "")
     yield escape(
-        f"packparity {record.tool_version}, {record.num_cases:,} random cases with {record.num_completion_tokens:,} "
-        f"response tokens in {record.num_batches:,} runs of the gate ({', '.join(record.dtypes)} in turn), seed "
+        f"packparity {record.tool_version}, {record.num_cases:,} random cases of {record.case_kind} with "
+        f"{record.num_completion_tokens:,} response tokens in {record.num_batches:,} runs of the gate "
+        f"({', '.join(record.dtypes)} in turn), seed "
         f"{record.seed}, hypothesis {record.hypothesis_version}; model {record.model.name}, "
         f"{record.model.num_layers} layers, weights anew in each run; {record.processor_s:,.0f} s of processor time"
     )

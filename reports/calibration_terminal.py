@@ -43,6 +43,9 @@ def print_calibration(record: CalibrationRecord, console: Console) -> None:
     for reason in record.reasons:
         console.print(Text(reason), soft_wrap=True)
     console.print(
-        Text(f"{record.verdict}: {record.num_cases:,} random cases in {record.num_batches:,} runs of the gate"),
+        Text(
+            f"{record.verdict}: {record.num_cases:,} random cases of {record.case_kind} in "
+            f"{record.num_batches:,} runs of the gate"
+        ),
         soft_wrap=True,
     )

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from verify.calibration.group_shapes import draw_group_shapes, make_group_case
 from verify.calibration.shapes import draw_shapes, make_case
-from verify.cases import Case
+from verify.cases import Case, CaseKind
 from verify.faults.catalogue import FAULTS
 from verify.faults.conditions import SEVERAL_GROUPS
 from verify.faults.controls import EQUIVALENT_MUTANTS
@@ -72,7 +73,7 @@ def batch_sizes(seed: int, num_cases: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy) -> Batch:
+def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy, kind: CaseKind = "pairs") -> Batch:
     """Draw one batch.
 
     Args:
@@ -80,6 +81,7 @@ def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy) ->
         number: Number of the batch; batches take the dtypes in turn.
         dtypes: Names of dtypes.
         policy: The tolerance policy.
+        kind: Kind of all its cases.
 
     Returns:
         The batch.
@@ -87,10 +89,11 @@ def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy) ->
     rng = _generator(seed, number)
     size = _run_size(rng)
     model = ModelRequest(name="tiny", seed=rng.getrandbits(31), lora=LoraSpec(strength=0.3))
-    cases = _cases(number, size, model, rng)
+    cases = _cases(number, size, model, rng, kind)
     objective = _objective(rng)
     subjects: dict[str, tuple[Population, PackedSubject | FaultySubject]] = {
-        subject.name: ("honest", subject) for subject in rng.sample(PACKED_SUBJECTS, PACKED_PER_BATCH)
+        subject.name: ("honest", subject)
+        for subject in rng.sample([s for s in PACKED_SUBJECTS if kind in s.takes], PACKED_PER_BATCH)
     }
     subjects.update((s.name, ("honest", s)) for s in _planted(_MUTANTS, 1, _CASES_PER_MUTANT, cases, rng))
     faults = [fault for fault in FAULTS if "parity" in fault.must_kill and _can_show(fault, objective)]
@@ -115,10 +118,14 @@ def _run_size(rng: random.Random) -> int:
     return rng.choices(RUN_SIZES, weights=_RUN_SIZE_WEIGHTS)[0]
 
 
-def _cases(number: int, size: int, model: ModelRequest, rng: random.Random) -> tuple[Case, ...]:
-    vocab_size = vocabulary_size(model)
-    shapes = draw_shapes(rng.getrandbits(63), size)
-    return tuple(make_case(f"b{number}-c{index}", shape, vocab_size, rng) for index, shape in enumerate(shapes))
+def _cases(number: int, size: int, model: ModelRequest, rng: random.Random, kind: CaseKind) -> tuple[Case, ...]:
+    vocab_size, seed = vocabulary_size(model), rng.getrandbits(63)
+    names = [f"b{number}-c{index}" for index in range(size)]
+    if kind == "pairs":
+        pairs = zip(names, draw_shapes(seed, size), strict=True)
+        return tuple(make_case(name, shape, vocab_size, rng) for name, shape in pairs)
+    shapes = zip(names, draw_group_shapes(kind, seed, size), strict=True)
+    return tuple(make_group_case(name, shape, vocab_size, rng) for name, shape in shapes)
 
 
 def _objective(rng: random.Random) -> DpoSigmoid:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reports.calibration import BatchRecord
-from reports.record import DtypeName
+from reports.record import CaseKind, DtypeName
 from reports.store import OutputError, RecordError, problems_of
 from reports.values import Settings
 
@@ -26,6 +26,7 @@ class JournalSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int
+    case_kind: CaseKind = "pairs"
     dtypes: list[DtypeName]
     policy: Settings
     variations: list[str]

@@ -11,6 +11,7 @@ from typing import Literal, cast
 from reports.calibration import BatchRecord, Distribution, ExtremeRecord, Series, SubjectTally
 from reports.record import DtypeName, QuantityName
 from verify.calibration.batch import Batch, Population, draw_batch
+from verify.cases import CaseKind
 from verify.faults.catalogue import FAULTS
 from verify.gate import Result, run_gate
 from verify.judgement import Judgement
@@ -27,7 +28,9 @@ _END: dict[Population, Literal["largest", "smallest"]] = {"honest": "largest", "
 _DTYPES_OF_FAULT = {f"fault:{fault.name}": fault.dtypes for fault in FAULTS}
 
 
-def measure_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy) -> BatchRecord:
+def measure_batch(
+    seed: int, number: int, dtypes: Sequence[str], policy: Policy, kind: CaseKind = "pairs"
+) -> BatchRecord:
     """Draw a batch, run it in one thread, and keep its ratios.
 
     Args:
@@ -35,12 +38,13 @@ def measure_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy)
         number: Number of the batch.
         dtypes: Names of dtypes.
         policy: The tolerance policy.
+        kind: Kind of its cases.
 
     Returns:
         What is kept.
     """
     before = time.process_time()
-    batch = draw_batch(seed, number, dtypes, policy)
+    batch = draw_batch(seed, number, dtypes, policy, kind)
     with torch_threads(1):
         outcome = run_gate(batch.request, lambda done, total, text: None)
     return keep(batch, outcome.results, processor_s=time.process_time() - before)

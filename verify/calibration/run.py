@@ -21,6 +21,7 @@ from verify.calibration.journal import Journal, JournalSettings
 from verify.calibration.measurement import measure_batch
 from verify.calibration.shapes import hypothesis_version
 from verify.calibration.summary import RunFacts, summarise
+from verify.cases import CASE_KINDS, CaseKind
 from verify.environment import read_environment
 from verify.gate import Progress
 from verify.models.request import DTYPES
@@ -40,6 +41,7 @@ class CalibrationOptions:
     jobs: int = 1
     resume: bool = False
     policy: Path | None = None
+    kind: str = "pairs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class PreparedCalibration:
     Args:
         options: The options.
         dtypes: Names of dtypes.
+        kind: Kind of all cases.
         policy: The tolerance policy.
         sizes: Cases of every batch.
         journal: The journal.
@@ -57,6 +60,7 @@ class PreparedCalibration:
 
     options: CalibrationOptions
     dtypes: tuple[str, ...]
+    kind: CaseKind
     policy: Policy
     sizes: tuple[int, ...]
     journal: Journal
@@ -79,14 +83,18 @@ def prepare_calibration(options: CalibrationOptions) -> PreparedCalibration:
         if dtype not in DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
     dtypes = tuple(dict.fromkeys(options.dtypes)) or tuple(DTYPES)
+    if options.kind not in CASE_KINDS:
+        raise ValueError(f"unknown kind {options.kind!r}: give {', '.join(CASE_KINDS)}")
+    kind = options.kind
     hypothesis = hypothesis_version()
     policy = load_policy(options.policy)
     packages = read_environment("cpu").packages
     settings = JournalSettings(
         seed=options.seed,
+        case_kind=kind,
         dtypes=cast(list[DtypeName], list(dtypes)),
         policy=policy.model_dump(),
-        variations=list(draw_batch(options.seed, 0, dtypes, policy).request.variations),
+        variations=list(draw_batch(options.seed, 0, dtypes, policy, kind).request.variations),
         versions={"hypothesis": hypothesis, **{name: packages[name] for name in _DETERMINING}},
     )
     journal = Journal(options.out, settings)
@@ -98,6 +106,7 @@ def prepare_calibration(options: CalibrationOptions) -> PreparedCalibration:
     return PreparedCalibration(
         options=options,
         dtypes=dtypes,
+        kind=kind,
         policy=policy,
         sizes=batch_sizes(options.seed, options.cases),
         journal=journal,
@@ -136,7 +145,8 @@ def run_calibration(prepared: PreparedCalibration, progress: Progress, *, comman
         seed=prepared.options.seed,
         dtypes=prepared.dtypes,
         policy=prepared.policy,
-        template=draw_batch(prepared.options.seed, 0, prepared.dtypes, prepared.policy).request,
+        case_kind=prepared.kind,
+        template=draw_batch(prepared.options.seed, 0, prepared.dtypes, prepared.policy, prepared.kind).request,
     )
     return summarise(prepared.journal.batches(len(sizes)), facts)
 
@@ -144,7 +154,7 @@ def run_calibration(prepared: PreparedCalibration, progress: Progress, *, comman
 @contextmanager
 def _measured(prepared: PreparedCalibration, numbers: Sequence[int]) -> Iterator[Iterator[BatchRecord]]:
     """The batches of these numbers, in their order."""
-    measure = partial(_measure, prepared.options.seed, prepared.dtypes, prepared.policy)
+    measure = partial(_measure, prepared.options.seed, prepared.dtypes, prepared.policy, prepared.kind)
     if prepared.options.jobs == 1 or not numbers:
         yield map(measure, numbers)
         return
@@ -182,5 +192,5 @@ def _in_order(
         yield batch
 
 
-def _measure(seed: int, dtypes: tuple[str, ...], policy: Policy, number: int) -> BatchRecord:
-    return measure_batch(seed, number, dtypes, policy)
+def _measure(seed: int, dtypes: tuple[str, ...], policy: Policy, kind: CaseKind, number: int) -> BatchRecord:
+    return measure_batch(seed, number, dtypes, policy, kind)

@@ -72,10 +72,27 @@ def draw_shapes(seed: int, count: int) -> tuple[CaseShape, ...]:
     Returns:
         The shapes.
     """
+    return draw(_shapes(), seed, count)
+
+
+def draw(strategy: SearchStrategy[T], seed: int, count: int) -> tuple[T, ...]:
+    """So many examples of a strategy, the same from the same seed.
+
+    Args:
+        strategy: What to draw from.
+        seed: Seed of hypothesis.
+        count: How many.
+
+    Returns:
+        The examples.
+
+    Raises:
+        RuntimeError: The strategy has too few different ones.
+    """
     from hypothesis import HealthCheck, Phase, Verbosity, given, settings
     from hypothesis import seed as seeded
 
-    drawn: list[CaseShape] = []
+    drawn: list[T] = []
 
     # The first example is always the smallest there is; it would be in every batch.
     @seeded(seed)
@@ -88,8 +105,8 @@ def draw_shapes(seed: int, count: int) -> tuple[CaseShape, ...]:
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
     )
-    @given(_shapes())
-    def collect(shape: CaseShape) -> None:
+    @given(strategy)
+    def collect(shape: T) -> None:
         drawn.append(shape)
 
     collect()
@@ -101,16 +118,17 @@ def draw_shapes(seed: int, count: int) -> tuple[CaseShape, ...]:
 def _shapes() -> SearchStrategy[CaseShape]:
     from hypothesis import strategies as st
 
-    group = st.tuples(_lengths(_PROMPT_RANGES), _lengths(_RESPONSE_RANGES), _lengths(_RESPONSE_RANGES))
-    groups = _weighted(_NUM_GROUPS).flatmap(lambda n: st.lists(group, min_size=n, max_size=n))
-    return st.builds(CaseShape, groups.map(tuple), _weighted(_CONTENTS))
+    group = st.tuples(lengths(_PROMPT_RANGES), lengths(_RESPONSE_RANGES), lengths(_RESPONSE_RANGES))
+    groups = weighted(_NUM_GROUPS).flatmap(lambda n: st.lists(group, min_size=n, max_size=n))
+    return st.builds(CaseShape, groups.map(tuple), weighted(_CONTENTS))
 
 
-def _lengths(ranges: Sequence[tuple[tuple[int, int], int]]) -> SearchStrategy[int]:
-    return _weighted(ranges).flatmap(lambda ends: _below(ends[1] - ends[0] + 1).map(lambda i: ends[0] + i))
+def lengths(ranges: Sequence[tuple[tuple[int, int], int]]) -> SearchStrategy[int]:
+    """A length from one of several ranges, each as often as its weight says."""
+    return weighted(ranges).flatmap(lambda ends: _below(ends[1] - ends[0] + 1).map(lambda i: ends[0] + i))
 
 
-def _weighted(choices: Sequence[tuple[T, int]]) -> SearchStrategy[T]:
+def weighted(choices: Sequence[tuple[T, int]]) -> SearchStrategy[T]:
     """One of the values, as often as its weight says."""
     values = [value for value, weight in choices for _ in range(weight)]
     return _below(len(values)).map(values.__getitem__)

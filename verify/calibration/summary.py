@@ -24,6 +24,7 @@ from reports.calibration import (
 from reports.record import DtypeName, Environment, VerdictName
 from verify.calibration.batch import PACKED_PER_BATCH, RUN_SIZES
 from verify.calibration.bounds import fit_tail, upper_bound
+from verify.cases import CaseKind
 from verify.environment import tool_version
 from verify.gate import GateRequest
 from verify.models.request import build_model
@@ -44,6 +45,7 @@ class RunFacts:
         hypothesis_version: The version that drew the cases.
         seed: Seed of the calibration.
         dtypes: Names of dtypes.
+        case_kind: Kind of all cases.
         policy: The tolerance policy.
         template: The request of one batch, for what all have in common.
     """
@@ -53,6 +55,7 @@ class RunFacts:
     hypothesis_version: str
     seed: int
     dtypes: Sequence[str]
+    case_kind: CaseKind
     policy: Policy
     template: GateRequest
 
@@ -137,6 +140,7 @@ def summarise(batches: Iterable[BatchRecord], facts: RunFacts) -> CalibrationRec
         environment=facts.environment,
         model=model_record(facts.template.model, build_model(facts.template.model, "float32")),
         seed=facts.seed,
+        case_kind=facts.case_kind,
         dtypes=dtypes,
         num_batches=totals.num_batches,
         num_cases=sum(size * len(runs) for (_, size), runs in totals.sizes.items()),
@@ -145,7 +149,7 @@ def summarise(batches: Iterable[BatchRecord], facts: RunFacts) -> CalibrationRec
         variations=list(facts.template.variations),
         results_by_verdict={population: dict(sorted(counts.items())) for population, counts in totals.verdicts.items()},
         run_sizes=_run_sizes(totals, dtypes),
-        bounds=_bounds(totals, dtypes),
+        bounds=_bounds(totals, dtypes, facts.case_kind),
         tails=_tails(totals, dtypes),
         series=[totals.series[key] for key in sorted(totals.series)],
         tallies=[totals.tallies[key] for key in sorted(totals.tallies)],
@@ -187,9 +191,10 @@ def _run_sizes(totals: _Totals, dtypes: Sequence[DtypeName]) -> list[RunSizeReco
     ]
 
 
-def _bounds(totals: _Totals, dtypes: Sequence[DtypeName]) -> list[BoundRecord]:
+def _bounds(totals: _Totals, dtypes: Sequence[DtypeName], case_kind: CaseKind) -> list[BoundRecord]:
     """Batches are independent, results within one are not: so runs are counted, not results."""
-    covering = -(-len(PACKED_SUBJECTS) // PACKED_PER_BATCH)
+    num_subjects = sum(case_kind in subject.takes for subject in PACKED_SUBJECTS)
+    covering = -(-num_subjects // PACKED_PER_BATCH)
     bounds = []
     for dtype in (*dtypes, "all"):
         of = [(size, runs) for (one, size), runs in sorted(totals.sizes.items()) if dtype in (one, "all")]
@@ -197,7 +202,7 @@ def _bounds(totals: _Totals, dtypes: Sequence[DtypeName]) -> list[BoundRecord]:
         for what, runs, times in (
             (f"a run of 1 to {max(RUN_SIZES)} cases and {PACKED_PER_BATCH + 1} subjects", every, 1),
             (
-                f"a run of {max(RUN_SIZES)} cases and all {len(PACKED_SUBJECTS)} packed subjects "
+                f"a run of {max(RUN_SIZES)} cases and all {num_subjects} packed subjects "
                 f"({covering} sets of {PACKED_PER_BATCH} cover them: {covering} times the rate of one)", long, covering,
             ),
         ):  # fmt: skip

@@ -21,6 +21,7 @@ def calibrate(
     dtype: Annotated[
         list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable. All of them.")
     ] = None,
+    kind: Annotated[str, typer.Option(help="Kind of all cases: pairs, groups or examples.")] = "pairs",
     jobs: Annotated[int, typer.Option(help=_HELP_JOBS, min=1)] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the journal in --out.")] = False,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
@@ -44,7 +45,7 @@ def calibrate(
     from verify.verdict import Verdict, exit_status
 
     options = CalibrationOptions(
-        out=out, cases=cases, seed=seed, dtypes=tuple(dtype or ()), jobs=jobs, resume=resume, policy=policy
+        out=out, cases=cases, seed=seed, dtypes=tuple(dtype or ()), kind=kind, jobs=jobs, resume=resume, policy=policy
     )
     check_writable(out, CALIBRATION_FILES)
     prepared = prepare_calibration(options)

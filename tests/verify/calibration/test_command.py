@@ -43,7 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert "PASS: 4 random cases in 3 runs of the gate" in done.stdout
+    assert "PASS: 4 random cases of pairs in 3 runs of the gate" in done.stdout
     return out
 
 
