@@ -19,6 +19,7 @@ import typer  # noqa: E402
 from verify.cli.calibrate import calibrate  # noqa: E402
 from verify.cli.check import check  # noqa: E402
 from verify.cli.data import data  # noqa: E402
+from verify.cli.families import families  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.report import report  # noqa: E402
@@ -33,6 +34,7 @@ app.command()(check)
 app.command()(faults)
 app.command()(calibrate)
 app.command()(data)
+app.command()(families)
 app.command()(report)
 
 _INTERRUPTED = 130

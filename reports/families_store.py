@@ -1,0 +1,66 @@
+"""Records of model families on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from reports.families_markdown import render
+from reports.families_record import FAMILIES_VERSION, FamiliesRecord
+from reports.store import RecordError, parse_json, problems_of, write_together
+
+FAMILIES_FILE = "families.json"
+FAMILIES_FILES = ("families.md", FAMILIES_FILE)
+"""In the order in which they are put in place."""
+
+
+def write_families(record: FamiliesRecord, out_dir: Path) -> tuple[Path, ...]:
+    """Write the record as Markdown and JSON.
+
+    Args:
+        record: What to write.
+        out_dir: Folder, created if it is missing; other files in it stay.
+
+    Returns:
+        The paths of the files; the JSON is the last.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    texts = (render(record), families_json(record))
+    return write_together(dict(zip(FAMILIES_FILES, texts, strict=True)), out_dir, FAMILIES_FILES)
+
+
+def families_json(record: FamiliesRecord) -> str:
+    """The record as JSON text. Equal records give equal text."""
+    return json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_families(path: Path) -> FamiliesRecord:
+    """Read a record, strictly.
+
+    Args:
+        path: A ``families.json``, or a folder that holds one.
+
+    Returns:
+        The record.
+
+    Raises:
+        RecordError: No such file, not JSON, another version, an unknown or missing field, or contents that contradict
+            themselves. The message names the file.
+    """
+    if path.is_dir():
+        path = path / FAMILIES_FILE
+    content = parse_json(path)
+    version = content.get("schema_version")
+    if content.get("kind") != "families" or version != FAMILIES_VERSION or isinstance(version, bool):
+        raise RecordError(
+            f"{path}: kind {content.get('kind')!r} of schema_version {version!r}; "
+            f"this program reads families of version {FAMILIES_VERSION} here"
+        )
+    try:
+        return FamiliesRecord.model_validate(content, strict=True)
+    except ValidationError as error:
+        raise RecordError(f"{path}: not a valid record of families: {problems_of(error)}") from error

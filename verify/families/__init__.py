@@ -1,0 +1,1 @@
+"""Which model families of the installed transformers isolate packed sequences, and in which way of calling."""

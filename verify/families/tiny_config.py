@@ -1,0 +1,126 @@
+"""A tiny config of any model type: the fields that say how large a model is are made small, all others stay.
+
+A family that is built otherwise than published in kind, not only in size, would be judged by what it is not. So every
+kind of layer that the default config has must be in the tiny one, and sequences are longer than windows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+VOCAB_SIZE = 128
+
+_HIDDEN, _INNER, _HEADS, _KV_HEADS, _HEAD_DIM, _EXPERTS, _PER_TOKEN = 64, 96, 4, 2, 16, 4, 2
+_LAYERS = 4
+_POSITIONS = 256
+_WINDOW = 16
+
+_SIZES: dict[str, int] = {
+    name: size
+    for names, size in (
+        ("vocab_size text_vocab_size vocab_size_per_layer_input", VOCAB_SIZE),
+        ("hidden_size d_model n_embd dim embedding_size emb_dim word_embed_proj_dim", _HIDDEN),
+        ("num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers", _LAYERS),
+        ("num_decoder_layers num_encoder_layers", _LAYERS),
+        ("num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads", _HEADS),
+        ("num_decoder_attention_heads num_encoder_attention_heads", _HEADS),
+        ("num_key_value_heads num_kv_heads kv_n_heads", _KV_HEADS),
+        ("head_dim v_head_dim attention_head_dim qk_nope_head_dim qk_rope_head_dim", _HEAD_DIM),
+        ("intermediate_size ffn_dim n_inner decoder_ffn_dim encoder_ffn_dim", _INNER),
+        ("moe_intermediate_size shared_expert_intermediate_size ffn_hidden_size expert_ffn_hidden_size", _INNER),
+        ("num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num", _EXPERTS),
+        ("num_experts_per_tok num_experts_per_token moe_topk moe_top_k", _PER_TOKEN),
+        ("n_group num_group num_expert_group topk_group", 1),
+        ("max_position_embeddings n_positions n_ctx max_seq_len max_target_positions", _POSITIONS),
+        ("sliding_window window_size attention_window_size", _WINDOW),
+        ("q_lora_rank kv_lora_rank", 32),
+        ("hidden_size_per_layer_input", 8),
+        ("rotary_dim", 8),
+        ("encoder_hash_byte_group_vocab", 64),
+    )
+    for name in names.split()
+}
+"""Sizes by the names of fields; a field that is smaller already stays."""
+
+_WITHOUT_DEFAULT: Mapping[str, int] = {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS}
+"""What most configs work out themselves where it is None, and some models need."""
+
+_SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    # No default for what the model cannot do without.
+    "dbrx": {"attn_config": {"kv_n_heads": _KV_HEADS, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
+    "deepseek_v2": {"num_experts_per_tok": _PER_TOKEN},
+    "dots1": {"n_routed_experts": _EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": _PER_TOKEN},
+    # Both kinds of layers own keys, and both borrow them.
+    "gemma3n_text": {"num_hidden_layers": 10, "num_kv_shared_layers": 5, "intermediate_size": _INNER},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (_LAYERS // 2)},
+    "mamba2": {"num_heads": 2 * _HIDDEN // _HEAD_DIM},  # heads share twice the width
+    "reformer": {"axial_pos_embds": False},  # their factors make the width
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 12},
+    "qwen4_exp_text": {"indexer_budget": 8, "indexer_compress_ratio": 4},  # no default
+    "gpt_neo": {"attention_types": [[["global", "local"], _LAYERS // 2]]},
+}
+"""What no rule gives, by model type."""
+
+_DEPTHS = (_LAYERS, 6, 8, 12, 16)
+
+
+def tiny_config(model_type: str) -> PretrainedConfig:
+    """The config of a model type at the smallest size, at the least depth that has every kind of layer.
+
+    Args:
+        model_type: A model type of transformers.
+
+    Returns:
+        Its config; whatever is wrong with it is raised by the config class.
+
+    Raises:
+        ValueError: A kind of layer of the default config is in none of the depths tried.
+    """
+    config_class = CONFIG_MAPPING[model_type]
+    default = config_class()
+    fields = {**_tiny_fields(default), **_SPECIAL.get(model_type, {})}
+    config = config_class(**fields)
+    if not layer_kinds(default) or "num_hidden_layers" not in fields:
+        return config
+    for depth in _DEPTHS:
+        if layer_kinds(config) >= layer_kinds(default):
+            return config
+        config = config_class(**{**fields, "num_hidden_layers": depth})
+    missing = ", ".join(sorted(layer_kinds(default) - layer_kinds(config)))
+    raise ValueError(f"no layer of kind {missing} at {_DEPTHS[-1]} layers or fewer")
+
+
+def layer_kinds(config: PretrainedConfig) -> frozenset[str]:
+    """The kinds of layers that a config names; none where all are of one kind."""
+    text = config.get_text_config(decoder=True)
+    return frozenset(map(str, getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()))
+
+
+def _tiny_fields(default: PretrainedConfig) -> dict[str, Any]:
+    """The fields that are to be given: sizes, special tokens inside the vocabulary, and the same of parts."""
+    # A config may write a field under another name than the one that it takes.
+    published = {
+        **{field.name: vars(default).get(field.name) for field in dataclasses.fields(default)},
+        **default.to_dict(),
+    }
+    fields: dict[str, Any] = {}
+    for name, value in published.items():
+        part = getattr(default, name) if name in default.sub_configs else None
+        if isinstance(part, PretrainedConfig):
+            fields[name] = _tiny_fields(part)
+        elif name in _SIZES and isinstance(value, int) and not isinstance(value, bool):
+            fields[name] = min(value, _SIZES[name])
+        elif name in _WITHOUT_DEFAULT and value is None:
+            fields[name] = _WITHOUT_DEFAULT[name]
+        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= VOCAB_SIZE:
+            fields[name] = 0
+    if "kv_lora_rank" in fields and "num_key_value_heads" in fields:
+        fields["num_key_value_heads"] = _HEADS  # latent attention has keys for every head
+    if "is_decoder" in published:
+        fields["is_decoder"] = True
+    return fields
