@@ -6,9 +6,11 @@ import random
 from collections.abc import Sequence
 
 from verify.cases import Case
+from verify.comparison import completion_name
 from verify.groups import PreferenceGroup, TokenIds
 
 CASE_NAME = "diagnosis"
+_MOST_TOKENS_SHOWN = 60
 _SIZES = ((19, 13, 22), (40, 66, 30), (7, 9, 17))
 """Prompt, chosen, rejected of three uneven groups: a row of more than a block, a path of more than 100 tokens."""
 
@@ -49,3 +51,27 @@ def richest_first(cases: Sequence[Case]) -> tuple[Case, ...]:
         The same cases.
     """
     return tuple(sorted(cases, key=lambda case: (-len(case.groups), -case.num_completion_tokens, case.name)))
+
+
+def case_in_words(case: Case) -> str:
+    """What a case holds, so that it can be written down again.
+
+    Args:
+        case: A small case.
+
+    Returns:
+        Token ids, e.g. "prompt 5 9, chosen 4, rejected 7 3; prompt ..."; of many tokens their numbers.
+    """
+    total = sum(len(ids) for group in case.groups for ids in (group.prompt_ids, *group.completions))
+
+    def shown(ids: TokenIds) -> str:
+        return " ".join(map(str, ids)) if total <= _MOST_TOKENS_SHOWN else f"of {len(ids)} tokens"
+
+    return "; ".join(
+        f"prompt {shown(group.prompt_ids)}, "
+        + ", ".join(
+            f"{completion_name(index, len(group.positives))} {shown(ids)}"
+            for index, ids in enumerate(group.completions)
+        )
+        for group in case.groups
+    )

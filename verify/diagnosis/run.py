@@ -8,8 +8,9 @@ from typing import cast
 
 from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
 from verify.cases import Case, tiny_cases
-from verify.checks.cases import case_in_words, check_cases
+from verify.checks.cases import check_cases
 from verify.checks.check import Finding
+from verify.diagnosis.cases import case_in_words
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.patterns.over_cases import case_patterns
 from verify.diagnosis.stages.exact_checks import describe_finding, exact_check_suspects
