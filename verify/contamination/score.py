@@ -18,12 +18,14 @@ stack can be made to leak, and 1 is exactly that.
 No score is 0 in floating point. The noise floor is the same ratio with harmless changes in the numerator: the example
 at the *front* of each row, where a causal model cannot see what stands behind it, in rows of the same lengths and in
 the other orders of the neighbours; and whatever ``variations`` add, e.g. alone in a padded batch. An order that puts
-other neighbours in front is no harmless change: what it changes is what a leak is.
+other neighbours in front is no harmless change: what it changes is what a leak is. At the front of a row kernels may
+well round as they do alone, so the floor is never below one unit in the last place of the dtype that the stack computes
+in, which must be said: log-probs of a bfloat16 model come as float32.
 
 What it cannot see:
 
 - anything that is wrong in the same way alone and packed;
-- contamination below the noise floor, which in bfloat16 is about a hundredth of a full leak;
+- contamination below the noise floor, which in bfloat16 is some hundredths of a full leak;
 - with a loss per example instead of log-probs: differences that cancel in the mean;
 - contamination from what stands *behind* an example. It raises the noise floor, so that nothing can be resolved, and
   that is said, but not where it comes from;
@@ -54,7 +56,7 @@ Stack = Callable[[Sequence[PreferenceGroup]], Values]
 Finding = Literal["isolated", "contaminated", "unresolved"]
 
 TIMES_NOISE = 4.0
-"""A score above so many noise floors is contamination. Of honest stacks none came above 2 (docs/contamination.md)."""
+"""A score above so many noise floors is contamination. Honest stacks stay below 1 (docs/contamination.md)."""
 LARGEST_NOISE = 0.1
 """A noise floor above this share of a full leak resolves nothing."""
 
@@ -116,6 +118,7 @@ def measure_contamination(
     stack: Stack,
     examples: Sequence[PreferenceGroup],
     *,
+    computed_in: torch.dtype,
     variations: Mapping[str, Stack] | None = None,
     full_leak: Stack | None = None,
 ) -> Contamination:
@@ -127,6 +130,7 @@ def measure_contamination(
     Args:
         stack: What is measured. It must be deterministic (dropout off).
         examples: At least two, each a prompt of its own and one completion.
+        computed_in: The dtype of the stack's activations, whatever that of the values it returns.
         variations: Harmless ways of computing all examples apart, by name, e.g. in one padded batch.
         full_leak: The same row with plain causal attention over everything, where the stack can be made to do that.
 
@@ -160,8 +164,8 @@ def measure_contamination(
         _Squares(
             packed=_mean(packed_sq[example]),
             leaked=_mean(leaked_sq[example]),
-            harmless=max(*harmless_sq[example], _rounding_square(alone[example])),
-            rounding=_rounding_square(alone[example]),
+            harmless=max(*harmless_sq[example], _rounding_square(alone[example], computed_in)),
+            rounding=_rounding_square(alone[example], computed_in),
             nats=max(nats[example]),
         )
         for example in examples
@@ -183,8 +187,8 @@ def _contamination(squares: Sequence[_Squares]) -> Contamination:
     for index, square in enumerate(squares):
         if square.leaked <= square.rounding:
             raise ValueError(
-                f"example {index}: its neighbours as part of its prompt make no difference ({square.leaked**0.5:.3g} "
-                "nats): no leak could be seen. Give a model whose context matters"
+                f"example {index}: its neighbours as part of its prompt make no more difference than rounding "
+                f"({square.leaked**0.5:.3g} nats): no leak could be seen. Give a model whose context matters"
             )
     leaked = _mean([square.leaked for square in squares])
     return Contamination(
@@ -202,16 +206,8 @@ def _contamination(squares: Sequence[_Squares]) -> Contamination:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Values:
-    """The values of one example: float64, and the unit of rounding of what they were computed in."""
-
-    vector: Tensor
-    eps: float
-
-
-def _values(stack: Stack, examples: Sequence[PreferenceGroup], what: str) -> tuple[_Values, ...]:
-    """One vector per example; a loss is a vector of one, and a plain number counts as computed in float32.
+def _values(stack: Stack, examples: Sequence[PreferenceGroup], what: str) -> tuple[Tensor, ...]:
+    """One float64 vector per example; a loss is a vector of one.
 
     Raises:
         ValueError: The wrong number of values, or one that is not finite.
@@ -219,32 +215,29 @@ def _values(stack: Stack, examples: Sequence[PreferenceGroup], what: str) -> tup
     returned = stack(examples)
     if len(returned) != len(examples):
         raise ValueError(f"{what}: the stack returned {len(returned)} values for {len(examples)} examples")
-    found = []
-    for index, value in enumerate(returned):
-        dtype = value.dtype if isinstance(value, Tensor) else torch.float32
-        vector = to_float64(torch.as_tensor(value)).reshape(-1)
+    vectors = tuple(to_float64(torch.as_tensor(value)).reshape(-1) for value in returned)
+    for index, vector in enumerate(vectors):
         if not len(vector) or not bool(vector.isfinite().all()):
             raise ValueError(f"{what}, example {index} of the row: {vector.tolist()[:3]}; finite numbers are needed")
-        found.append(_Values(vector, torch.finfo(dtype).eps))
-    return tuple(found)
+    return vectors
 
 
-def _difference(values: _Values, alone: _Values) -> Tensor:
-    if values.vector.shape != alone.vector.shape:
+def _difference(values: Tensor, alone: Tensor) -> Tensor:
+    if values.shape != alone.shape:
         raise ValueError(
-            f"the stack returned {len(values.vector)} values for an example that has {len(alone.vector)} alone: give "
-            "log-probs of the same tokens, or one loss, each time"
+            f"the stack returned {len(values)} values for an example that has {len(alone)} alone: give log-probs of "
+            "the same tokens, or one loss, each time"
         )
-    return values.vector - alone.vector
+    return values - alone
 
 
-def _mean_square(values: _Values, alone: _Values) -> float:
+def _mean_square(values: Tensor, alone: Tensor) -> float:
     return float(_difference(values, alone).square().mean())
 
 
-def _rounding_square(alone: _Values) -> float:
+def _rounding_square(alone: Tensor, dtype: torch.dtype) -> float:
     """Where harmless changes keep every bit: one unit in the last place."""
-    return (alone.eps * float(alone.vector.abs().max())) ** 2
+    return (torch.finfo(dtype).eps * float(alone.abs().max())) ** 2
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -215,7 +215,7 @@ def _way(model: Any, name: str, subject: HfPositionIdsSubject, examples: Example
     except Exception as error:  # whatever a model class raises
         return WayResult(way=name, outcome="refused", reason=said_by(error))
     try:
-        found = measure_contamination(stack, examples)
+        found = measure_contamination(stack, examples, computed_in=torch.float32)
     except ValueError as error:
         return WayResult(way=name, outcome="unresolved", bit_identical=change == 0, reason=str(error))
     outcome = "leaks" if change > _ROUNDING else _UNCHANGED[found.finding]

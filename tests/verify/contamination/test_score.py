@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor
 
 from verify.contamination.examples import draw_examples, joined, rotations
-from verify.contamination.score import Stack, measure_contamination
+from verify.contamination.score import Stack
+from verify.contamination.score import measure_contamination as measure_in
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelRequest, build_model
 from verify.subjects.hf_position_ids import HfPositionIdsSubject, completion_logps, sequence_rows
 from verify.subjects.pairwise import VARIATIONS
 
 EXAMPLES = draw_examples(257, seed=5)
+measure_contamination = partial(measure_in, computed_in=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,16 @@ def test_rounding_of_an_isolating_stack_is_never_called_contamination(model: Any
     assert found.score < 3 * found.noise
 
 
+def test_rounding_of_bfloat16_is_noise_where_it_is_said_that_it_is_computed_in() -> None:
+    """At the front of a row bfloat16 keeps its bits, behind other examples it does not."""
+    stack = masked_stack(build_model(ModelRequest(name="tiny"), "bfloat16").model, 0.0)
+    found = measure_in(stack, EXAMPLES, computed_in=torch.bfloat16)
+    assert found.finding == "isolated"
+    assert 1e-3 < found.noise < 0.1
+    leaking = masked_stack(build_model(ModelRequest(name="tiny"), "bfloat16").model, 1.0)
+    assert measure_in(leaking, EXAMPLES, computed_in=torch.bfloat16).finding == "contaminated"
+
+
 def test_a_loss_per_example_is_enough(model: Any) -> None:
     def losses(of: Stack) -> Stack:
         return lambda examples: [-float(logps.mean()) for logps in of(examples)]
@@ -167,7 +180,7 @@ def test_contamination_from_behind_resolves_nothing_rather_than_passing() -> Non
 
 
 def test_a_full_leak_that_makes_no_difference_is_an_error() -> None:
-    with pytest.raises(ValueError, match="make no difference"):
+    with pytest.raises(ValueError, match="make no more difference than rounding"):
         measure_contamination(toy(), EXAMPLES, full_leak=toy())
 
 
