@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers.models.qwen3.modeling_qwen3 as qwen3
 
+from verify.model_holder import LeftBehindError, ModelHolder
+from verify.model_state import WeightsChangedError
 from verify.models.request import ModelRequest, build_model
 from verify.sentinel import model_bits, same_bits
 from verify.verdict import Verdict
@@ -40,6 +42,22 @@ def test_a_patched_function_of_the_library_shows(model: Any, monkeypatch: pytest
     before, rotate = model_bits(model), qwen3.rotate_half
     monkeypatch.setattr(qwen3, "rotate_half", lambda x: -rotate(x))
     assert not same_bits(before, model_bits(model))
+
+
+@pytest.mark.parametrize(("patched", "left"), [(False, WeightsChangedError), (True, LeftBehindError)])
+def test_what_raises_computes_something_else(
+    monkeypatch: pytest.MonkeyPatch, patched: bool, left: type[Exception]
+) -> None:
+    """A rotation made for the lengths of a packed row does not fit any other; a layer that is gone is missed."""
+    holder = ModelHolder(ModelRequest(name="tiny", num_layers=1), "float32")
+    holder.check_bits("mine")
+    if patched:
+        cosines = torch.zeros(1, 1, 7, 32)
+        monkeypatch.setattr(qwen3, "apply_rotary_pos_emb", lambda q, k, cos, sin: (q * cosines, k * cosines))
+    else:
+        del holder.model.base_model.model.model.layers[0].mlp.act_fn
+    with pytest.raises(left, match="subject mine left"):
+        holder.check_bits("mine")
 
 
 class ScalesAnAdapter:
