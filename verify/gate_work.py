@@ -127,6 +127,8 @@ class GateWork:
             ValueError: A token id outside the vocabulary, a model that the oracle does not know.
             WitnessError: The unpacked path cannot be run.
         """
+        if self._request.prepare_model is not None:
+            self._holder = None  # what was prepared may go on from pass to pass, and no piece may depend on another
         steps, holder = _Steps(begin), self.holder_of(piece.dtype)
         if piece.case is not None:
             check_token_ids(piece.case.groups, holder.model.get_input_embeddings().num_embeddings)
