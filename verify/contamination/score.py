@@ -53,6 +53,11 @@ Values = Sequence[Tensor] | Sequence[float]
 Stack = Callable[[Sequence[PreferenceGroup]], Values]
 """Packs examples into one row, in the order given, and returns for each its log-probs (1-D) or its loss."""
 
+
+class ContaminationError(ValueError):
+    """Nothing can be said: the examples, the values or the full leak are of no use."""
+
+
 Finding = Literal["isolated", "contaminated", "unresolved"]
 
 TIMES_NOISE = 4.0
@@ -138,13 +143,14 @@ def measure_contamination(
         Score, noise floor and finding.
 
     Raises:
-        ValueError: Examples that cannot be used, a stack that returns the wrong number of values or one that is not
-            finite, or a full leak that makes no difference, so that nothing could be seen.
+        ContaminationError: Equal examples, a stack that returns the wrong number of values or one that is not finite, or
+            a full leak that makes no difference, so that nothing could be seen.
+        ValueError: Examples that cannot be used.
     """
     rows = rotations(check_examples(examples))
     alone = {example: _values(stack, (example,), "alone")[0] for example in examples}
     if len(alone) != len(examples):
-        raise ValueError("two examples are equal; their values could not be told apart")
+        raise ContaminationError("two examples are equal; their values could not be told apart")
     packed_sq, leaked_sq, harmless_sq, nats = ({e: list[float]() for e in examples} for _ in range(4))
     for row in rows:
         packed = _values(stack, row, "packed")
@@ -186,7 +192,7 @@ class _Squares:
 def _contamination(squares: Sequence[_Squares]) -> Contamination:
     for index, square in enumerate(squares):
         if square.leaked <= square.rounding:
-            raise ValueError(
+            raise ContaminationError(
                 f"example {index}: its neighbours as part of its prompt make no more difference than rounding "
                 f"({square.leaked**0.5:.3g} nats): no leak could be seen. Give a model whose context matters"
             )
@@ -210,21 +216,23 @@ def _values(stack: Stack, examples: Sequence[PreferenceGroup], what: str) -> tup
     """One float64 vector per example; a loss is a vector of one.
 
     Raises:
-        ValueError: The wrong number of values, or one that is not finite.
+        ContaminationError: The wrong number of values, or one that is not finite.
     """
     returned = stack(examples)
     if len(returned) != len(examples):
-        raise ValueError(f"{what}: the stack returned {len(returned)} values for {len(examples)} examples")
+        raise ContaminationError(f"{what}: the stack returned {len(returned)} values for {len(examples)} examples")
     vectors = tuple(to_float64(torch.as_tensor(value)).reshape(-1) for value in returned)
     for index, vector in enumerate(vectors):
         if not len(vector) or not bool(vector.isfinite().all()):
-            raise ValueError(f"{what}, example {index} of the row: {vector.tolist()[:3]}; finite numbers are needed")
+            raise ContaminationError(
+                f"{what}, example {index} of the row: {vector.tolist()[:3]}; finite numbers are needed"
+            )
     return vectors
 
 
 def _difference(values: Tensor, alone: Tensor) -> Tensor:
     if values.shape != alone.shape:
-        raise ValueError(
+        raise ContaminationError(
             f"the stack returned {len(values)} values for an example that has {len(alone)} alone: give log-probs of "
             "the same tokens, or one loss, each time"
         )

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from verify.contamination.examples import Examples, draw_examples
-from verify.contamination.score import Finding, Stack, Values, measure_contamination
+from verify.contamination.score import ContaminationError, Finding, Stack, Values, measure_contamination
 from verify.families.tiny_config import VOCAB_SIZE, layer_kinds, tiny_config
 from verify.groups import PreferenceGroup
 from verify.subject import said_by
@@ -212,12 +212,11 @@ def _way(model: Any, name: str, subject: HfPositionIdsSubject, examples: Example
 
     try:
         change = rewriting_change(model, subject, examples)
+        found = measure_contamination(stack, examples, computed_in=torch.float32)
+    except ContaminationError as error:
+        return WayResult(way=name, outcome="unresolved", bit_identical=change == 0, reason=str(error))
     except Exception as error:  # whatever a model class raises
         return WayResult(way=name, outcome="refused", reason=said_by(error))
-    try:
-        found = measure_contamination(stack, examples, computed_in=torch.float32)
-    except ValueError as error:
-        return WayResult(way=name, outcome="unresolved", bit_identical=change == 0, reason=str(error))
     outcome = "leaks" if change > _ROUNDING else _UNCHANGED[found.finding]
     return WayResult(
         way=name,

@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from verify.contamination.examples import draw_examples
 from verify.families.names import causal_lm_classes, select_families
-from verify.families.probe import WAYS, FamilyResult, NotBuiltError, Outcome, probe
-from verify.families.tiny_config import layer_kinds, tiny_config
+from verify.families.probe import (
+    WAYS,
+    FamilyResult,
+    NotBuiltError,
+    Outcome,
+    build_tiny,
+    probe,
+    rewriting_change,
+)
+from verify.families.tiny_config import VOCAB_SIZE, layer_kinds, tiny_config
 
 
 def outcomes(found: FamilyResult) -> dict[str, Outcome]:
@@ -44,6 +53,27 @@ def test_linear_biases_ignore_positions() -> None:
     found = probe("bloom", seed=0)
     assert found.positions != "honoured"
     assert "isolated" not in outcomes(found).values()
+
+
+def test_gradient_checkpointing_turns_the_cache_off_and_with_it_the_leak() -> None:
+    """The same call isolates or leaks by a setting that is said to change nothing but memory."""
+    model, examples = build_tiny("qwen3", 0).train(), draw_examples(VOCAB_SIZE, 0)
+    default_cache = WAYS["no-mask/default-cache"]
+    assert rewriting_change(model, default_cache, examples) > 0.1
+    model.activation_checkpointing_enable()
+    with torch.enable_grad():
+        assert rewriting_change(model.requires_grad_(True), default_cache, examples) == 0
+
+
+def test_a_call_that_a_model_cannot_take_is_refused_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> float:
+        raise RuntimeError("rows of this length\nare not taken")
+
+    monkeypatch.setattr("verify.families.probe.rewriting_change", refuse)
+    found = probe("gpt2", seed=0)
+    assert {(way.outcome, way.reason) for way in found.ways} == {
+        ("refused", "RuntimeError: rows of this length are not taken")
+    }
 
 
 def test_weights_and_findings_follow_from_the_seed() -> None:
