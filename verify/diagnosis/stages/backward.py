@@ -16,7 +16,7 @@ def backward_suspects(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect("gradients", MEASURED, "the loss is right, but LoRA tensors have no gradient, or one of zeros")
         return
     if weights is not None and weights.by_response:
-        shown = ", ".join(f"{ratio:.3g}" for ratio in weights.response_ratios[:4])
+        shown = ", ".join(f"{ratio:.5g}" for ratio in weights.response_ratios[:4])
         yield Suspect(
             "objective",
             INFERRED,
