@@ -143,7 +143,7 @@ def measure_contamination(
         Score, noise floor and finding.
 
     Raises:
-        ContaminationError: Equal examples, a stack that returns the wrong number of values or one that is not finite, or
+        ContaminationError: Equal examples, a stack that returns too few values or one that is not finite, or
             a full leak that makes no difference, so that nothing could be seen.
         ValueError: Examples that cannot be used.
     """

@@ -249,7 +249,7 @@ def rewriting_change(model: Any, subject: HfPositionIdsSubject, examples: Exampl
 
 def _change(before: Tensor, after: Tensor) -> float:
     """Largest difference over the largest value."""
-    return float((before - after).abs().max() / before.abs().max())
+    return float(((before - after).abs().max() / before.abs().max()).detach())
 
 
 def _other(token: int) -> int:
