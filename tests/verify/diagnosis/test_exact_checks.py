@@ -108,6 +108,23 @@ def test_results_that_differ_say_little_where_tokens_are_not_isolated() -> None:
     assert stages(suspects) == [("mask", INFERRED), ("positions", POSSIBLE), ("activations", POSSIBLE)]
 
 
+def test_a_reference_left_over_from_other_tokens_is_no_matter_of_the_mask() -> None:
+    """The words are those of the check."""
+    reason = "reference log-probs: rewriting prompt and responses of group 1: group 1, chosen, token 0 kept its bits"
+    left_over = failed("group-isolation", reason)
+    assert stages(exact_check_suspects([left_over], parity_holds=True)) == [("reference", INFERRED)]
+    assert stages(exact_check_suspects([left_over], parity_holds=False)) == [("reference", POSSIBLE)]
+    beside = exact_check_suspects([left_over, failed("absolute-positions")], parity_holds=True)
+    assert ("positions", INFERRED) in stages(beside)
+
+
+def test_a_token_that_is_seen_and_does_not_reach_was_cut_off_in_the_graph() -> None:
+    findings = [failed("reach", "group 0, prompt, token 0 does not reach group 0, chosen, token 0")]
+    seen = exact_check_suspects(findings, parity_holds=False, decoder_agrees=True)
+    assert stages(seen) == [("activations", INFERRED), ("mask", POSSIBLE)]
+    assert stages(exact_check_suspects(findings, parity_holds=False))[0] == ("mask", INFERRED)
+
+
 def test_isolation_says_little_of_a_subject_that_does_not_repeat() -> None:
     suspects = exact_check_suspects([failed("branch-isolation"), failed("repeat")], parity_holds=True)
     assert stages(suspects)[0] == ("token_logps", INFERRED)

@@ -19,6 +19,8 @@ _ROW_MAP: tuple[tuple[str, StageName], ...] = (
     ("attend", "mask"),
 )
 """What a reason of row-map says, and the stage that it names."""
+_OF_REFERENCE = "reference log-probs: "
+"""How a reason of group-isolation begins where the policy is isolated and the frozen policy is not."""
 _TAKEN_AND_PREDICTED = re.compile(
     r"taken from slot (\d+) and predicted from slot \d+; on its path these are (\d+) and \d+"
 )
@@ -64,7 +66,7 @@ def exact_check_suspects(
         parity_holds=parity_holds,
         decoder_agrees=decoder_agrees,
         steady="repeat" not in names,
-        isolated=names.isdisjoint(_VISIBILITY),
+        isolated=all(f.check not in _VISIBILITY or f.reason.startswith(_OF_REFERENCE) for f in failed),
     )
     suspects = [
         Suspect(stage, distance, describe_finding(finding))
@@ -89,8 +91,13 @@ def _stages(finding: Finding, context: _Context) -> list[tuple[StageName, float]
     if not finding.num_compared:  # a value that is not finite: nothing could be held against anything
         return [("token_logps", where_parity_holds)]
     match finding.check:
+        case "reach" if context.decoder_agrees and " does not reach " in finding.reason:
+            # What is seen going forward is missed going back.
+            return [("activations", INFERRED), ("mask", POSSIBLE)]
         case "reach":
             return [("mask", POSSIBLE if context.decoder_agrees else INFERRED), ("activations", POSSIBLE)]
+        case "group-isolation" if finding.reason.startswith(_OF_REFERENCE):
+            return [("reference", where_parity_holds if context.steady else POSSIBLE)]
         case "branch-isolation" | "group-isolation" | "causality":
             # They compare calls: of a subject that does not repeat they prove nothing.
             certain = context.steady and not context.decoder_agrees
