@@ -131,6 +131,7 @@ def tiny_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
         *_cases_of_groups_alike(tokens, pair),
         *_cases_of_larger_groups(tokens),
         *_cases_of_examples(tokens),
+        _prompts_that_begin_alike(tokens),
     )
 
 
@@ -263,6 +264,19 @@ def _cases_of_examples(tokens: Callable[[int], TokenIds]) -> tuple[Case, ...]:
             groups=(rollouts, example(20, 18)),
             objective_name="sft-token-mean",
         ),
+    )
+
+
+def _prompts_that_begin_alike(tokens: Callable[[int], TokenIds]) -> Case:
+    start = tokens(16)
+
+    def pair(rest: int, chosen: int, rejected: int) -> PreferenceGroup:
+        return PreferenceGroup(start + tokens(rest), (tokens(chosen),), (tokens(rejected),))
+
+    return Case(
+        name="prompts-begin-alike",
+        why="one system prompt, other questions, one of them empty: found by its start, a prompt is another's",
+        groups=(pair(5, 6, 4), pair(9, 5, 8), pair(0, 7, 3)),
     )
 
 

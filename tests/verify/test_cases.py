@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 from typing import Any
 
 import pytest
@@ -81,6 +81,14 @@ OF_SEVERAL_GROUPS: dict[str, Callable[[tuple[PreferenceGroup, ...]], bool]] = {
     "one prompt twice, one response in both": lambda groups: any(
         one.prompt_ids == other.prompt_ids and len(set(one.completions) & set(other.completions)) == 1
         for one, other in combinations(groups, 2)
+    ),
+    "prompts that begin alike": lambda groups: any(
+        one.prompt_ids[:8] == other.prompt_ids[:8] and one.prompt_ids[8:] != other.prompt_ids[8 : len(one.prompt_ids)]
+        for one, other in permutations(groups, 2)
+    ),
+    "a prompt with which another begins": lambda groups: any(
+        one.prompt_ids == other.prompt_ids[: len(one.prompt_ids)] and one.prompt_ids != other.prompt_ids
+        for one, other in permutations(groups, 2)
     ),
     "one response under two prompts": lambda groups: any(
         one.prompt_ids != other.prompt_ids and set(one.completions) & set(other.completions)

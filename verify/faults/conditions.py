@@ -66,6 +66,13 @@ def _prompt_twice(case: Case) -> bool:
     )
 
 
+def _prompts_begin_alike(case: Case) -> bool:
+    return any(
+        one.prompt_ids != other.prompt_ids and one.prompt_ids[:8] == other.prompt_ids[:8]
+        for one, other in combinations(case.groups, 2)
+    )
+
+
 def _groups_alike(case: Case) -> bool:
     return _several_groups(case) and len({_lengths(group) for group in case.groups}) == 1
 
@@ -180,6 +187,9 @@ SEVERAL_GROUPS = Condition("a case has several groups", _several_groups)
 THREE_GROUPS = Condition("a case has three or more groups", _three_groups)
 SEVERAL_PROMPTS = Condition("a case has several prompts", _several_prompts)
 PROMPT_TWICE = Condition("two groups have one prompt, and other responses of the same lengths", _prompt_twice)
+PROMPTS_BEGIN_ALIKE = Condition(
+    "prompts of two groups differ, and begin with the same eight tokens", _prompts_begin_alike
+)
 GROUPS_ALIKE = Condition("a case has several groups, all of the same lengths", _groups_alike)
 GROUPS_DIFFER = Condition("groups differ in a length", _groups_differ)
 ODD_GROUPS = Condition("a case has three, five, ... groups", _odd_groups)

@@ -11,6 +11,7 @@ from verify.faults.conditions import (
     PAIR_OF_EQUAL_LENGTHS,
     PROMPT_OF_TWO,
     PROMPT_TWICE,
+    PROMPTS_BEGIN_ALIKE,
     SEVERAL_PROMPTS,
     SHORTER_CHOSEN,
 )
@@ -77,6 +78,12 @@ def last_group_of_a_prompt(honest: Layout, groups: Sequence[PreferenceGroup]) ->
     """Groups are kept by their prompt: of two with the same one the last is laid out in both places."""
     last = {group.prompt_ids: group for group in groups}
     return honest([last[group.prompt_ids] for group in groups])
+
+
+def prompt_found_by_its_start(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """A cache of prefixes whose key is the first eight tokens, all of them of a system prompt that groups share."""
+    kept: dict[TokenIds, TokenIds] = {}
+    return honest([replace(g, prompt_ids=kept.setdefault(g.prompt_ids[:8], g.prompt_ids)) for g in groups])
 
 
 def first_prompt_token_lost(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
@@ -205,6 +212,15 @@ FAULTS = (
         bites_where=PROMPT_TWICE,
         signature="a group whose prompt comes again has the log-probs of that later group",
         invisible_where="lengths differ: then the number of values is already wrong, which is an ERROR",
+    ),
+    Fault(
+        name="prompt-found-by-its-start",
+        stage="layout",
+        replacement=prompt_found_by_its_start,
+        what="Prompts are found again by their first eight tokens: the first one that begins so stands for all.",
+        bites_where=PROMPTS_BEGIN_ALIKE,
+        signature="a group whose prompt begins as one before it does is off by nats, all others exact",
+        invisible_where="no two prompts begin alike",
     ),
     Fault(
         name="falls-back-to-unpacked",
