@@ -129,8 +129,7 @@ def record_json(record: Record) -> str:
     Returns:
         JSON, indented by two spaces, ending in a newline. Equal records give equal text.
     """
-    plain = json.loads(record.model_dump_json())
-    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return record.model_dump_json(indent=2) + "\n"
 
 
 def read_record(path: Path) -> Record:

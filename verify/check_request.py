@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.checks.check import ExactCheck
 from verify.environment import read_environment
+from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
@@ -218,7 +219,7 @@ def run_check(
     request, options, loaded = prepared.request, prepared.options, prepared.loaded
     plantings = prepared.plantings
     try:
-        with torch_threads(prepared.num_threads):
+        with torch_threads(prepared.num_threads), nullcontext() if prepared.large else seldom_collected():
             outcome = run_gate(prepared.gate_request, progress, prepared.checks, num_processes=prepared.num_processes)
             environment = read_environment(request.model.device)
             reproductions = _reproductions(prepared, outcome, environment, progress) if options.shrink else ()

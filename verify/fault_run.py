@@ -16,6 +16,7 @@ from verify.faults.exact_checks import ExactFaultWork
 from verify.faults.fault import EquivalentMutant, Fault
 from verify.faults.kernels import NoisyKernel
 from verify.faults.kill_matrix import Catch, Kill, kill_of, verdict_of
+from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, Progress, count_steps, judge_pieces
 from verify.gate_work import GateWork, Piece, PieceDone, WitnessError
 from verify.packed_proof import summarise
@@ -44,7 +45,7 @@ def run_faults(
         WitnessError: The unpacked path cannot be run.
         WorkerError: One of several processes ended early.
     """
-    with torch_threads(1):
+    with torch_threads(1), seldom_collected():
         outcomes, findings = _run_all(prepared, progress)
         environment = read_environment(prepared.runs[0].request.model.device)
     kills = [

@@ -12,6 +12,7 @@ from torch import Tensor
 from verify.checks.cases import CheckCases
 from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
+from verify.model_state import seed_torch
 from verify.objective import DpoSigmoid
 from verify.observation import to_float64
 from verify.subject import Subject, SubjectError, check_logps, said_by
@@ -79,7 +80,7 @@ class Bench:
             SubjectError: It raised whatever it raised.
         """
         if seeded:
-            torch.manual_seed(self.setting.seed)
+            seed_torch(self.setting.seed)
         try:
             return work()
         except (SubjectError, KeyboardInterrupt):
