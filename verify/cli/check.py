@@ -83,6 +83,7 @@ def check(
         from reports.terminal import print_record
         from verify.check_request import CheckOptions, prepare_check, run_check, subjects_end_nothing
         from verify.cli.progress import show_progress
+        from verify.cli.results import written_and_shown
         from verify.shrink.folder import discard_reproductions
         from verify.verdict import Verdict, exit_status
 
@@ -123,12 +124,16 @@ def check(
             record = run_check(
                 prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
             )
-    written = write_reports(record, out) if out is not None else ()
-    if json:
-        sys.stdout.write(record_json(record))
-    else:
-        console = Console()
-        print_record(record, console)
+    console = Console()
+
+    def show() -> None:
+        if json:
+            sys.stdout.write(record_json(record))
+        else:
+            print_record(record, console)
+
+    written = written_and_shown(lambda: write_reports(record, out) if out is not None else (), show)
+    if not json:
         for path in written:
             console.print(str(path), highlight=False, soft_wrap=True)
     raise typer.Exit(exit_status(Verdict(record.verdict)))

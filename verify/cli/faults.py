@@ -53,6 +53,7 @@ def faults(
         from reports.kill_matrix_terminal import print_kill_matrix
         from reports.store import discard_results
         from verify.cli.progress import show_progress
+        from verify.cli.results import written_and_shown
         from verify.fault_request import FaultOptions, prepare_faults
         from verify.fault_run import run_faults
         from verify.verdict import Verdict, exit_status
@@ -75,12 +76,16 @@ def faults(
         matrix = run_faults(
             prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
         )
-    written = write_kill_matrix(matrix, out) if out is not None else ()
-    if json:
-        sys.stdout.write(kill_matrix_json(matrix))
-    else:
-        console = Console()
-        print_kill_matrix(matrix, console)
+    console = Console()
+
+    def show() -> None:
+        if json:
+            sys.stdout.write(kill_matrix_json(matrix))
+        else:
+            print_kill_matrix(matrix, console)
+
+    written = written_and_shown(lambda: write_kill_matrix(matrix, out) if out is not None else (), show)
+    if not json:
         for path in written:
             console.print(str(path), highlight=False, soft_wrap=True)
     raise typer.Exit(exit_status(Verdict(matrix.verdict)))
