@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from verify.cases import Case
+from verify.cases import Case, CaseKind
 from verify.checks.check import Finding
 from verify.comparison import StructureError
-from verify.diagnosis.cases import diagnostic_case, richest_first
+from verify.diagnosis.cases import diagnostic_cases, kinds_to_try, richest_first
 from verify.diagnosis.differences import Differences
 from verify.diagnosis.gather import gather
 from verify.diagnosis.layers import first_differing
@@ -30,8 +30,9 @@ from verify.diagnosis.triangulation import independent_logps, odd_one_out
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Mutation
 from verify.model_state import WeightsChangedError
+from verify.objective import ObjectiveName, Sft
 from verify.observation import Observation
-from verify.subject import Subject, SubjectError, support_for
+from verify.subject import Subject, SubjectError, kinds_taken, support_for
 
 _NEAREST_SHOWN = 5
 
@@ -102,7 +103,7 @@ class Diagnostician:
 
         Args:
             subject: The subject that failed.
-            failing: Cases of this model on which it did; may be empty, when only the diagnostic case is tried.
+            failing: Cases of this model on which it did; may be empty, when only diagnostic cases are tried.
             findings: What exact checks found about it.
             without: Names of planted faults to leave out of the search.
 
@@ -110,9 +111,13 @@ class Diagnostician:
             The diagnosis; empty but for its notes where the subject does not fail again or breaks its contract.
         """
         vocab_size = int(self.bench.model.get_input_embeddings().num_embeddings)
-        made = diagnostic_case(vocab_size, self.bench.seed)
-        notes: list[str] = []
-        for case in (*([made] if made is not None else []), *richest_first(failing)):
+        try:
+            wanted = kinds_to_try(failing, kinds_taken(subject))
+        except SubjectError as error:
+            return Diagnosis(notes=(str(error),))
+        made, too_small = diagnostic_cases(vocab_size, self.bench.seed, wanted)
+        notes = list(too_small)
+        for case in _in_order(wanted, made, failing):
             try:
                 support = support_for(subject, case)
                 if not support.supported:
@@ -148,7 +153,7 @@ class Diagnostician:
         )
         return Diagnosis(
             case=case.name,
-            patterns=_patterns(differences),
+            patterns=_patterns(differences, is_sft=isinstance(study.context.objective, Sft)),
             suspects=rank(pointed_to, [(n.fault.name, n.fault.stage, n.distance) for n in near]),
             nearest=tuple(near[:_NEAREST_SHOWN]),
             first_layer=_first_layer(evidence),
@@ -163,16 +168,25 @@ class Diagnostician:
         return odd_one_out({**self._paths[name], subject.name: torch.cat(actual.per_token_logps)}, study.logp_budget)
 
 
+def _in_order(
+    wanted: Sequence[tuple[CaseKind, ObjectiveName]], made: Sequence[Case], failing: Sequence[Case]
+) -> Iterator[Case]:
+    """Of each kind and objective the case that was made for it, then those that failed."""
+    for kind, objective_name in wanted:
+        for cases in (made, richest_first(failing)):
+            yield from (case for case in cases if (case.kind, case.objective_name) == (kind, objective_name))
+
+
 def _nearest(study: CaseStudy, evidence: Evidence, without: frozenset[str]) -> list[NearFault]:
     signature = signature_of(evidence.differences, evidence.actual, evidence.expected)
     known = {name: planted for name, planted in study.planted().items() if name not in without}
     return [NearFault(mutation_named(name), distance) for name, distance in nearest(signature, known)]
 
 
-def _patterns(differences: Differences) -> tuple[Pattern, ...]:
+def _patterns(differences: Differences, *, is_sft: bool) -> tuple[Pattern, ...]:
     policy = Branches.of(differences.groups, differences.logps, differences.logps_beyond)
-    patterns = [*quantity_patterns(differences.beyond), *token_patterns(policy)]
-    if not policy.differing:
+    patterns = [*quantity_patterns(differences.beyond, is_sft=is_sft), *token_patterns(policy)]
+    if not policy.differing and not is_sft:
         of_reference = Branches.of(differences.groups, differences.ref_logps, differences.ref_logps_beyond)
         patterns += [replace(p, sentence=f"frozen policy: {p.sentence}") for p in token_patterns(of_reference)]
     return (*patterns, *tensor_patterns(differences.gradients))

@@ -41,14 +41,14 @@ class Differences:
 
     Args:
         groups: The groups of the case.
-        logps: Policy log-probs, one float64 vector per completion.
-        ref_logps: Reference log-probs.
-        rewards: [completions].
+        logps: Policy log-probs of supervised tokens, one float64 vector per completion.
+        ref_logps: Reference log-probs; none under SFT.
+        rewards: [completions]; none under SFT.
         loss: Of the mean loss.
         gradients: By LoRA tensor; empty where there are none to compare.
         logps_beyond: Which log-probs differ; bool, as ``logps``.
         ref_logps_beyond: The same of the reference.
-        rewards_beyond: Which rewards differ; bool, [completions].
+        rewards_beyond: Which rewards differ; bool, as ``rewards``.
         beyond: Quantities of which some value differs.
         non_finite: Quantities of which some value is not finite.
         logp_budget: Budget of one policy log-prob, in nats.
@@ -105,7 +105,7 @@ def measure_differences(actual: Observation, expected: Observation, case: Case, 
         gradients=gradients,
         logps_beyond=tuple(_beyond(x, largest["per_token_logps"]) for x in logps),
         ref_logps_beyond=tuple(_beyond(x, largest["ref_per_token_logps"]) for x in ref_logps),
-        rewards_beyond=_beyond(rewards, largest["rewards"]),
+        rewards_beyond=_beyond(rewards, largest.get("rewards", math.inf)),
         beyond=frozenset(failing),
         non_finite=frozenset(c.quantity for c in comparisons if c.non_finite is not None),
         logp_budget=largest["per_token_logps"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from verify.diagnosis.alignment import foreign_gradient
 from verify.diagnosis.coefficients import Weights, explain_gradient
 from verify.diagnosis.differences import Differences
@@ -13,6 +15,8 @@ from verify.diagnosis.sight import Sight
 from verify.diagnosis.sources import Sources, find_sources
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.study import CaseStudy, with_zeros
+from verify.diagnosis.tokens import path_numbers, shared_tokens
+from verify.objective import Sft
 from verify.observation import Observation
 from verify.subject import Subject, SubjectError
 
@@ -40,13 +44,16 @@ def gather(
     hidden = _hidden(study, flow, notes)
     wrong = differences.beyond
     states_differ, policy_differs = first_differing(hidden) is not None, "per_token_logps" in wrong
+    is_sft = isinstance(study.context.objective, Sft)
+    wrong_loss = "loss" in wrong and not policy_differs
     backward, stray = _backward(study, flow) if wrong == {"gradients"} else ((), 0.0)
     evidence = Evidence(
         differences=differences,
         actual=completed,
         expected=study.witness,
-        objective=study.bench.objective,
-        group_losses=study.group_losses,
+        objective=study.context.objective,
+        group_losses=study.group_losses if wrong_loss and not is_sft else torch.zeros(0, dtype=torch.float64),
+        examples=study.examples if wrong_loss and is_sft else (),
         hidden=hidden,
         backward=backward,
         stray_gradient=stray,
@@ -66,8 +73,8 @@ def _hidden(study: CaseStudy, flow: Sequence[ForwardCall], notes: list[str]) -> 
     if not flow:
         notes.append("hidden states were not read: no token ids passed the embedding in the policy pass")
         return ()
-    if len(study.tokens) < sum(len(g.prompt_ids) + sum(map(len, g.completions)) for g in study.case.groups):
-        notes.append(f"{len(study.tokens)} tokens were followed, those whose id occurs once in the case")
+    if len(study.tokens) < len({number for path in path_numbers(study.case.groups) for number in path}):
+        notes.append(f"{len(study.tokens)} tokens were followed, those whose id occurs at one place of the case")
     return study.yardstick.states(flow, decoder.places)
 
 
@@ -98,11 +105,13 @@ def _sources(study: CaseStudy, actual: Observation, differences: Differences) ->
 
 
 def _weights(study: CaseStudy, actual: Observation, differences: Differences) -> Weights | None:
-    """By response; by token where that explains nothing and sums are wrong: that takes a pass for each token."""
+    """By response; by token, which takes a pass for each, where that explains nothing and tokens may weigh wrongly."""
     wrong = differences.beyond
     if actual.gradients is None or "gradients" not in wrong or wrong & {"per_token_logps", "ref_per_token_logps"}:
         return None
     by_response = explain_gradient(actual.gradients, study.gradient_basis(per_token=False))
-    if by_response is None or by_response.explained or wrong == {"gradients"} or not study.fits_token_basis:
+    if by_response is None or by_response.explained or not study.fits_token_basis:
+        return by_response
+    if wrong == {"gradients"} and not shared_tokens(study.case.groups):
         return by_response
     return explain_gradient(actual.gradients, study.gradient_basis(per_token=True))

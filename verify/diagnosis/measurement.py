@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from verify.cases import Case
-from verify.diagnosis.cases import diagnostic_case
+from verify.cases import CASE_KINDS, Case, CaseKind
+from verify.diagnosis.cases import diagnostic_cases, kinds_to_try
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
-from verify.diagnosis.study import plantable
 from verify.faults.catalogue import FAULTS
 from verify.faults.fault import Fault
 from verify.faults.stages import StageName
@@ -55,6 +54,7 @@ def leave_one_out(
     cases: Sequence[Case],
     *,
     faults: Sequence[Fault] = FAULTS,
+    kinds: Sequence[CaseKind] = CASE_KINDS,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Attribution]:
     """Diagnose each fault with a catalogue that does not hold it.
@@ -63,24 +63,39 @@ def leave_one_out(
 
     Args:
         diagnostician: Model, dtype and objective.
-        cases: Cases for faults that do not bite on the diagnostic one; the smallest that fits is taken.
+        cases: Cases for faults that do not bite on a diagnostic one; the smallest that fits is taken.
         faults: Which ones.
+        kinds: Kinds of case, in the order in which they are tried; faults that are not planted on any, or bite on no
+            case of them but may on one of another kind, are left out.
         progress: Called with each name.
 
     Yields:
         One attribution per fault.
 
     Raises:
-        ValueError: A fault that bites on no case.
+        ValueError: A fault that bites on no case at all.
     """
     vocab_size = int(diagnostician.bench.model.get_input_embeddings().num_embeddings)
-    made = diagnostic_case(vocab_size, diagnostician.bench.seed)
     for fault in faults:
-        if "parity" not in fault.must_kill:
+        planted_on = [kind for kind in kinds if kind in fault.kinds]
+        if "parity" not in fault.must_kill or not planted_on:
             continue
         progress(fault.name)
-        biting = sorted((case for case in cases if fault.bites(case)), key=lambda case: case.pairwise_slots)
-        if not biting and (made is None or not plantable([fault], made)):
-            raise ValueError(f"fault {fault.name} bites on none of {', '.join(case.name for case in cases)}")
-        found = diagnostician.diagnose(FaultySubject(mutation=fault), biting[:1], without=frozenset({fault.name}))
+        failing = _failing(fault, planted_on, cases, vocab_size, diagnostician.bench.seed)
+        if not failing:
+            if set(fault.kinds) <= set(kinds):
+                raise ValueError(f"fault {fault.name} bites on none of {', '.join(case.name for case in cases)}")
+            continue
+        found = diagnostician.diagnose(FaultySubject(mutation=fault), failing, without=frozenset({fault.name}))
         yield Attribution(fault.name, fault.stage, found)
+
+
+def _failing(fault: Fault, kinds: Sequence[CaseKind], cases: Sequence[Case], vocab_size: int, seed: int) -> list[Case]:
+    """The smallest case of the first kind on which a fault bites; the diagnostic one where there is no other."""
+    for kind in kinds:
+        made, _ = diagnostic_cases(vocab_size, seed, kinds_to_try([], [kind]))
+        others = sorted((case for case in cases if case.kind == kind), key=lambda case: case.pairwise_slots)
+        biting = [case for case in (*others, *made) if fault.bites(case)]
+        if biting:
+            return biting[:1]
+    return []

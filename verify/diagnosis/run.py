@@ -132,7 +132,9 @@ def _diagnose(
     model = request.model if own_model else ModelRequest(
         name="tiny", device=request.model.device, seed=request.seed, lora=LoraSpec(strength=0.3)
     )  # fmt: skip
-    cases = _cases(failure, request) if own_model else _tiny(vocabulary_size(model), request.seed)
+    cases = _cases(failure, request)
+    if not own_model:
+        cases = _tiny(cases, vocabulary_size(model), request.seed)
     found = Diagnosis()
     for dtype in ("float32", "bfloat16") if failure.dtype == "bfloat16" else (failure.dtype,):
         if dtype not in benches:
@@ -165,11 +167,17 @@ def _cases_of(findings: Sequence[Finding], request: GateRequest) -> tuple[str, .
 
 def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:
     names = {result.case for result in failure.failing}
-    return tuple(case for case in request.cases if case.name in names and case.kind == "pairs")
+    return tuple(case for case in request.cases if case.name in names)
 
 
-def _tiny(vocab_size: int, seed: int) -> tuple[Case, ...]:
-    return tuple(case for case in tiny_cases(vocab_size, seed) if case.name in _OTHER_TINY_CASES)
+def _tiny(failing: Sequence[Case], vocab_size: int, seed: int) -> tuple[Case, ...]:
+    """Of the tiny cases those with the kinds and objectives of cases that failed."""
+    kinds = {(case.kind, case.objective_name) for case in failing}
+    return tuple(
+        case
+        for case in tiny_cases(vocab_size, seed)
+        if (case.kind, case.objective_name) in kinds and (case.kind != "pairs" or case.name in _OTHER_TINY_CASES)
+    )
 
 
 def _record(

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from verify.diagnosis.alignment import Tokens, tracked_slots
 from verify.diagnosis.flow import Decoder, ForwardCall
+from verify.diagnosis.tokens import path_ids
 from verify.groups import PreferenceGroup
 
 NOT_OF_THE_CASE = -1
@@ -114,10 +115,11 @@ class Sight:
 
     Args:
         num_queries: Queries looked at; 0 where visibility could not be measured.
-        foreign: Query id to ids of keys it sees and should not; NOT_OF_THE_CASE for a slot without a token of the case.
+        foreign: Query id to ids of keys it sees and should not, or sees twice; NOT_OF_THE_CASE for a slot that holds no
+            token of the case.
         hidden: Query id to ids of keys it should see and does not.
         misplaced: Token id to its position minus the right one, relative to its prompt.
-        never_fed: Tokens of the case that passed no embedding, but for those that predict nothing.
+        never_fed: Tokens of the case that passed no embedding, but for those that no supervised token stands behind.
         num_positions: Tokens whose position was looked at; 0 where the model was not seen to get positions.
         positions_fit_sight: Every misplaced token stands behind as many tokens as it sees: one wrong path, not two.
     """
@@ -153,20 +155,20 @@ def look(
     misplaced: dict[int, float] = {}
     fits = True
     for row in rows:
-        for query, wrong, missing in row.wrong_keys(tokens, case_ids):
+        for query, wrong, missing in row.wrong_keys(tokens, case_ids, groups):
             foreign.setdefault(query, set()).update(wrong)
             hidden.setdefault(query, set()).update(missing)
-        for token, off, as_seen in row.wrong_positions(tokens):
+        for token, off, as_seen in row.wrong_positions(tokens, groups):
             misplaced[token] = off
             fits = fits and as_seen
     fed = {token for row in rows for token in row.ids.values()}
-    last = {ids[-1] for group in groups for ids in group.completions}
+    needed = _needed(groups)
     return Sight(
         num_queries=sum(len(row.ids) for row in rows if row.seen is not None),
         foreign={token: tuple(sorted(keys)) for token, keys in foreign.items() if keys},
         hidden={token: tuple(sorted(keys)) for token, keys in hidden.items() if keys},
         misplaced=misplaced,
-        never_fed=tuple(token for token in tokens if token not in fed | last),
+        never_fed=tuple(token for token in tokens if token in needed - fed),
         num_positions=sum(len(row.ids) for row in rows if row.positions is not None),
         positions_fit_sight=fits and bool(misplaced),
     )
@@ -181,30 +183,44 @@ class _Row:
     seen: Tensor | None
     positions: Tensor | None
 
-    def wrong_keys(self, tokens: Tokens, case_ids: set[int]) -> Iterator[tuple[int, set[int], set[int]]]:
+    def wrong_keys(
+        self, tokens: Tokens, case_ids: set[int], groups: Sequence[PreferenceGroup]
+    ) -> Iterator[tuple[int, set[int], set[int]]]:
         """Queries with the keys they see and should not, and those they should see and do not."""
         if self.seen is None:
             return
+        here = set(self.ids.values())
         for slot, query in self.ids.items():
-            keys = set()
+            keys: Counter[int] = Counter()
             for key in self.seen[slot].nonzero()[:, 0].tolist():
                 if key in self.ids:
-                    keys.add(self.ids[key])
+                    keys[self.ids[key]] += 1
                 elif self.all_ids[key] not in case_ids:
-                    keys.add(NOT_OF_THE_CASE)
-            may = {key for key in self.ids.values() if tokens[query].sees(tokens[key])}
-            yield query, keys - may, may - keys
+                    keys[NOT_OF_THE_CASE] += 1
+            may = here.intersection(path_ids(tokens[query], groups))
+            # A prompt that stands in the row once for each of two groups must not be seen twice.
+            yield query, {key for key, count in keys.items() if key not in may or count > 1}, may - keys.keys()
 
-    def wrong_positions(self, tokens: Tokens) -> Iterator[tuple[int, float, bool]]:
+    def wrong_positions(self, tokens: Tokens, groups: Sequence[PreferenceGroup]) -> Iterator[tuple[int, float, bool]]:
         """Tokens at wrong positions, by how much, and whether that is the number of tokens they see before them."""
         if self.positions is None:
             return
         offsets = {slot: float(self.positions[slot]) - tokens[token].path for slot, token in self.ids.items()}
-        starts = self._starts(offsets, tokens)
+        trees = self._trees(tokens, groups)
+        starts = self._starts(offsets, tokens, trees)
         for slot, token in self.ids.items():
-            start = starts[tokens[token].group]
+            start = starts[trees[token]]
             if offsets[slot] != start:
                 yield token, offsets[slot] - start, self._stands_as_it_sees(slot)
+
+    def _trees(self, tokens: Tokens, groups: Sequence[PreferenceGroup]) -> dict[int, tuple[str, int]]:
+        """What a token's position counts from: its root, or its group's where the row has that root twice."""
+        num_slots = Counter(self.ids.values())
+        roots = {token: groups[tokens[token].group].prompt_ids[0] for token in num_slots}
+        return {
+            token: ("root", root) if num_slots[root] == 1 else ("group", tokens[token].group)
+            for token, root in roots.items()
+        }
 
     def _stands_as_it_sees(self, slot: int) -> bool:
         """Whether as many tokens stand before a slot as it sees: then positions and mask follow one wrong path."""
@@ -213,16 +229,27 @@ class _Row:
         first = int(self.seen[slot].nonzero()[0])
         return float(self.positions[slot] - self.positions[first]) == int(self.seen[slot].sum()) - 1
 
-    def _starts(self, offsets: dict[int, float], tokens: Tokens) -> dict[int, float]:
-        """Where each group's positions start from: the commonest offset of its prompt, or of any token without one."""
-        of_prompt: dict[int, Counter[float]] = {}
-        of_any: dict[int, Counter[float]] = {}
+    def _starts(
+        self, offsets: dict[int, float], tokens: Tokens, trees: Mapping[int, tuple[str, int]]
+    ) -> dict[tuple[str, int], float]:
+        """Where each tree's positions start from: the commonest offset of its prompt, or of any token without one."""
+        of_prompt: dict[tuple[str, int], Counter[float]] = {}
+        of_any: dict[tuple[str, int], Counter[float]] = {}
         for slot, token in self.ids.items():
-            place = tokens[token]
-            of_any.setdefault(place.group, Counter())[offsets[slot]] += 1
-            if place.completion is None:
-                of_prompt.setdefault(place.group, Counter())[offsets[slot]] += 1
-        return {group: counter.most_common(1)[0][0] for group, counter in {**of_any, **of_prompt}.items()}
+            of_any.setdefault(trees[token], Counter())[offsets[slot]] += 1
+            if tokens[token].completion is None:
+                of_prompt.setdefault(trees[token], Counter())[offsets[slot]] += 1
+        return {tree: counter.most_common(1)[0][0] for tree, counter in {**of_any, **of_prompt}.items()}
+
+
+def _needed(groups: Sequence[PreferenceGroup]) -> set[int]:
+    """Ids of the tokens that some supervised token stands behind."""
+    needed: set[int] = set()
+    for group in groups:
+        needed.update(group.prompt_ids)
+        for ids, supervised in zip(group.completions, group.supervised, strict=True):
+            needed.update(ids[: supervised[-1]])
+    return needed
 
 
 def _rows(calls: Sequence[ForwardCall], seen: Mapping[int, Tensor], tokens: Tokens) -> list[_Row]:

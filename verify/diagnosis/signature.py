@@ -33,9 +33,9 @@ class Signature:
     Args:
         logps: Policy, [N]; 0 where within budget, and where not finite.
         logps_beyond: Which tokens differ, bool [N].
-        ref_logps: The same of the reference.
-        ref_logps_beyond: bool, [N].
-        rewards: [K].
+        ref_logps: The same of the reference; empty under SFT.
+        ref_logps_beyond: bool, as ``ref_logps``.
+        rewards: [K]; empty under SFT.
         loss: [1].
         gradients: All LoRA tensors, flat; zeros where no tensor differs, and where not finite.
         tensors: Norm ratio and cosine of each LoRA tensor, [tensors, 2].
@@ -86,7 +86,7 @@ def signature_of(differences: Differences, actual: Observation, expected: Observ
         logps=_beyond_only(differences.logps, differences.logps_beyond),
         logps_beyond=torch.cat(differences.logps_beyond),
         ref_logps=_beyond_only(differences.ref_logps, differences.ref_logps_beyond),
-        ref_logps_beyond=torch.cat(differences.ref_logps_beyond),
+        ref_logps_beyond=_joined(differences.ref_logps_beyond).bool(),
         rewards=_beyond_only([differences.rewards], [differences.rewards_beyond]),
         loss=_finite(zero + differences.loss) * float("loss" in differences.beyond),
         gradients=gradients,
@@ -116,7 +116,12 @@ def distance(one: Signature, other: Signature) -> float:
 
 
 def _beyond_only(differences: Sequence[Tensor], beyond: Sequence[Tensor]) -> Tensor:
-    return _finite(torch.cat(list(differences))) * torch.cat(list(beyond))
+    return _finite(_joined(differences)) * _joined(beyond)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """One vector; an empty one under SFT, which has no reference."""
+    return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.float64)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from verify.diagnosis.tokens import CaseToken
+from verify.diagnosis.tokens import CaseToken, completion_tokens, sequences
 from verify.groups import PreferenceGroup
 
 Kind = Literal["other predictor", "other place", "other label"]
@@ -50,7 +50,7 @@ def find_sources(
     """Search.
 
     Args:
-        logps: What the subject reported, one vector per completion.
+        logps: What the subject reported of supervised tokens, one vector per completion.
         beyond: Which of them are wrong.
         logits: Tracked token id to the unpacked path's logits at its slot, float64 [V].
         tokens: Tracked tokens by id.
@@ -93,14 +93,12 @@ def _wrong(
 ) -> list[tuple[tuple[CaseToken, int, int], float]]:
     """Wrong values: the token, the id of its predictor, its own id, and the value."""
     wrong = []
-    number = 0
-    for g, group in enumerate(groups):
-        for c, ids in enumerate(group.completions):
-            path = (group.prompt_ids[-1], *ids)
-            for i in beyond[number].nonzero()[:, 0].tolist():
-                token = CaseToken(g, c, i, len(group.prompt_ids) + i)
-                wrong.append(((token, path[i], ids[i]), float(logps[number][i])))
-            number += 1
+    parts = zip(sequences(groups), completion_tokens(groups), logps, beyond, strict=True)
+    for (g, c, ids), tokens, values, is_wrong in parts:
+        places = groups[g].supervised[c]
+        for n in is_wrong.nonzero()[:, 0].tolist():
+            token = tokens[places[n]]
+            wrong.append(((token, ids[token.path - 1], ids[token.path]), float(values[n])))
     return wrong
 
 

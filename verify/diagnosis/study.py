@@ -14,18 +14,19 @@ from verify.comparison import StructureError, compare_observations
 from verify.diagnosis.alignment import Tokens, hidden_states
 from verify.diagnosis.coefficients import Basis, gradient_basis
 from verify.diagnosis.differences import Differences, measure_differences
+from verify.diagnosis.examples import Example, read_examples
 from verify.diagnosis.flow import Decoder, ForwardCall, find_decoder, policy_pass, record_flow
 from verify.diagnosis.layers import Yardstick
 from verify.diagnosis.sight import Probe, Sight, look, probing
 from verify.diagnosis.signature import Signature, signature_of
-from verify.diagnosis.tokens import tracked_tokens
+from verify.diagnosis.tokens import on_all_tokens, tracked_tokens
 from verify.faults.catalogue import FAULTS
 from verify.faults.fault import Fault
 from verify.judgement import JudgingContext
 from verify.model_state import Baseline, restored_model
 from verify.models.request import DTYPES, ModelRequest, build_model
 from verify.noise import NoiseSample, measure_noise
-from verify.objective import DpoSigmoid
+from verify.objective import DpoSigmoid, Objective, objective_named
 from verify.observation import Observation, observe
 from verify.subject import Subject, SubjectError, gradient_support, said_by
 from verify.subjects.faulty import FaultySubject
@@ -45,7 +46,7 @@ class Workbench:
     Args:
         request: The model request.
         dtype: Name of the dtype.
-        objective: beta and label smoothing.
+        objective: beta and label smoothing of cases with a preference objective.
         policy: Factors of the budgets.
         seed: Seed of torch's generator during passes.
         variations: Harmless variations of the unpacked path, which set the noise.
@@ -80,9 +81,13 @@ class Workbench:
             WeightsChangedError: It changed the model.
         """
         return observe(
-            subject, self.model, case.groups, self.objective,
+            subject, self.model, case.groups, self.objective_of(case),
             apply_objective=apply_objective, seed=self.seed, baseline=self.baseline,
         )  # fmt: skip
+
+    def objective_of(self, case: Case) -> Objective:
+        """The objective of a case."""
+        return objective_named(case.objective_name, self.objective)
 
     def observe_with_flow(self, subject: Subject, case: Case) -> tuple[Observation, list[ForwardCall]]:
         """The same, with what passes through the model in the policy pass; raises alike."""
@@ -92,8 +97,9 @@ class Workbench:
         with record_flow(self.decoder, policy_pass(self.model, differentiable=differentiable)) as calls:
             # The hooks of this recording are part of the model for as long as it runs.
             observation = observe(
-                subject, self.model, case.groups, self.objective, apply_objective=apply_objective, seed=self.seed
-            )
+                subject, self.model, case.groups, self.objective_of(case),
+                apply_objective=apply_objective, seed=self.seed,
+            )  # fmt: skip
         return observation, calls
 
 
@@ -108,7 +114,7 @@ class CaseStudy:
         witness: What the unpacked path computed.
         witness_flow: What passed through the model meanwhile.
         yardstick: The same with its harmless variations, to hold a subject's against.
-        tokens: Tokens whose id occurs once.
+        tokens: Tokens that are known by their id.
     """
 
     bench: Workbench
@@ -121,6 +127,7 @@ class CaseStudy:
     _planted: dict[str, Signature] | None = None
     _bases: dict[bool, Basis] = field(default_factory=dict)
     _logits: dict[int, Tensor] | None = None
+    _examples: tuple[Example, ...] | None = None
 
     @staticmethod
     def of(bench: Workbench, case: Case) -> CaseStudy:
@@ -144,7 +151,7 @@ class CaseStudy:
             case=case.name,
             groups=case.groups,
             dtype_name=bench.dtype,
-            objective=bench.objective,
+            objective=bench.objective_of(case),
             policy=bench.policy,
             noise=noise,
         )
@@ -186,18 +193,27 @@ class CaseStudy:
     @property
     def group_losses(self) -> Tensor:
         """Right loss of each group on its own, float64 [G]."""
+        logps, refs = self._on_all_tokens
         losses, start = [], 0
         for group in self.case.groups:
             part = slice(start, start + len(group.completions))
             start = part.stop
-            values = apply_objective(
-                self.witness.per_token_logps[part],
-                self.witness.ref_per_token_logps[part],
-                [group],
-                self.bench.objective,
-            )
-            losses.append(values.loss)
+            losses.append(apply_objective(logps[part], refs[part], [group], self.context.objective).loss)
         return torch.stack(losses)
+
+    @property
+    def _on_all_tokens(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Log-probs of the unpacked path with zeros at tokens that are not supervised, which no objective looks at."""
+        logps, refs = self.witness.per_token_logps, self.witness.ref_per_token_logps
+        groups = self.case.groups
+        return on_all_tokens(logps, groups), on_all_tokens(refs, groups) if refs else ()
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        """The unpacked path's log-probs of every token of every sequence; computed when first asked for."""
+        if self._examples is None:
+            self._examples = read_examples(WITNESS, self.bench.model, self.case.groups, self.bench.baseline)
+        return self._examples
 
     def planted(self) -> Mapping[str, Signature]:
         """Signatures of the catalogue's faults on this case, by name; planted when first asked for."""
@@ -217,7 +233,8 @@ class CaseStudy:
     def fits_token_basis(self) -> bool:
         """Whether gradients of all tokens fit into memory."""
         trained = sum(int(p.numel()) for p in self.bench.model.parameters() if p.requires_grad)
-        return trained * self.case.num_completion_tokens <= _MOST_ELEMENTS
+        num_tokens = sum(len(ids) for group in self.case.groups for ids in group.completions)
+        return trained * num_tokens <= _MOST_ELEMENTS
 
     def gradient_basis(self, *, per_token: bool) -> Basis:
         """Gradients of the unpacked path's log-probs, by response or by token; computed when first asked for."""
@@ -226,10 +243,10 @@ class CaseStudy:
                 VARIATIONS["eager"],
                 self.bench.model,
                 self.case.groups,
-                self.bench.objective,
+                self.context.objective,
                 per_token=per_token,
                 apply_objective=apply_objective,
-                ref_logps=self.witness.ref_per_token_logps,
+                ref_logps=self._on_all_tokens[1],
                 baseline=self.bench.baseline,
             )
         return self._bases[per_token]

@@ -27,13 +27,16 @@ def token_rows() -> Tensor:
     return rows
 
 
-BY_TOKEN = Basis(("a", "b"), SIZES, token_rows(), each_token(RIGHT), LENGTHS)
+BY_TOKEN = Basis(
+    ("a", "b"), SIZES, token_rows(), each_token(RIGHT), each_token(RIGHT), torch.arange(sum(LENGTHS)).split(LENGTHS)
+)
 BY_RESPONSE = Basis(
     ("a", "b"),
     SIZES,
     torch.stack([part.sum(0) for part in token_rows().split(LENGTHS)]),
     torch.tensor(RIGHT, dtype=torch.float64),
-    (1, 1, 1, 1),
+    torch.tensor(RIGHT, dtype=torch.float64),
+    torch.arange(4).split(1),
 )
 
 

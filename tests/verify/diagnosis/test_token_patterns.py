@@ -84,6 +84,37 @@ def test_only_the_longest_path_is_said_where_only_it_differs() -> None:
     assert "the rejected response of group 1" in " ".join(pattern.sentence for pattern in found)
 
 
+# p a b c: responses "a b c d" and "a b e f" part behind b, "a g h i" behind a.
+TREE = PreferenceGroup((1,), ((2, 3, 4, 5, 10, 11), (2, 3, 6, 7, 12, 13)), ((2, 8, 9, 14, 15, 16),))
+IN_TREES = {
+    "where-sequences-part": [(2,), (2,), (1,)],
+    "behind-several-forks": [(2, 3, 4, 5), (2, 3, 4, 5), ()],
+}
+
+
+@pytest.mark.parametrize("name", IN_TREES)
+def test_patterns_of_a_tree_follow_from_where_its_responses_part(name: str) -> None:
+    wrong = [[uneven(0, c, i) if i in places else 0.0 for i in range(6)] for c, places in enumerate(IN_TREES[name])]
+    differences = [torch.tensor(values, dtype=torch.float64) for values in wrong]
+    found = token_patterns(Branches.of([TREE], differences, [d != 0 for d in differences]))
+    assert found[0].name == name
+    pairs = branches([(3, 12, 12)], lambda g, c, i, n: uneven(g, c, i) if i in IN_TREES[name][c] else 0.0)
+    assert name not in [pattern.name for pattern in token_patterns(pairs)]
+
+
+def test_tokens_of_masked_responses_are_named_by_their_place_in_the_response() -> None:
+    mask = (False, True, False, False, True, True)
+    groups = [PreferenceGroup((1, 2), ((3, 4, 5, 6, 7, 8),), completion_masks=(mask,))]
+
+    def found(*values: float) -> list[str]:
+        differences = [torch.tensor(values, dtype=torch.float64)]
+        return [p.sentence for p in token_patterns(Branches.of(groups, differences, [~(d == 0) for d in differences]))]
+
+    assert found(0.0, 0.0, float("nan"))[0].endswith("the first at token 5 of the chosen response of group 0")
+    assert found(0.5, 0.25, 0.0)[0] == "only tokens behind unsupervised ones differ, in every response"
+    assert found(0.5, 0.0, 0.0)[0] == "only the first supervised token differs, in every response"
+
+
 def test_the_place_of_a_value_that_is_not_finite_is_named() -> None:
     found = token_patterns(branches([(3, 12, 12), (4, 13, 13)], CONSTRUCTED["not-finite"]))
     assert found[0].sentence == "1 log-probs are not finite, the first at token 4 of the rejected response of group 1"
@@ -91,4 +122,5 @@ def test_the_place_of_a_value_that_is_not_finite_is_named() -> None:
 
 def test_every_pattern_was_put_somewhere() -> None:
     names = {test.__name__.replace("_", "-") for test in TOKEN_PATTERNS}
-    assert names - CONSTRUCTED.keys() == {"longest-only", "beyond-a-position"}
+    elsewhere = {"longest-only", "beyond-a-position"}
+    assert names - CONSTRUCTED.keys() == elsewhere | IN_TREES.keys() | {"behind-unsupervised-tokens"}

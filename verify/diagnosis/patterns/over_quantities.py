@@ -61,10 +61,21 @@ QUANTITY_PATTERNS: tuple[Callable[[Beyond], str | None], ...] = (
 )
 
 
-def quantity_patterns(beyond: Beyond) -> tuple[Pattern, ...]:
+def loss_of_right_log_probs(beyond: Beyond) -> str | None:
+    """What supervised fine-tuning makes of right log-probs."""
+    if "loss" not in beyond or not beyond <= {"loss", "gradients"}:
+        return None
+    return "the log-probs of supervised tokens are exact, the loss differs"
+
+
+SFT_PATTERNS: tuple[Callable[[Beyond], str | None], ...] = (loss_of_right_log_probs, gradients_only)
+
+
+def quantity_patterns(beyond: Beyond, *, is_sft: bool = False) -> tuple[Pattern, ...]:
     """Patterns of the differing quantities; at most one.
 
     Args:
         beyond: Quantities of which some value is beyond its budget.
+        is_sft: The objective has neither a frozen policy nor rewards.
     """
-    return found(QUANTITY_PATTERNS, beyond)
+    return found(SFT_PATTERNS if is_sft else QUANTITY_PATTERNS, beyond)

@@ -1,4 +1,4 @@
-"""Patterns over completion tokens: which log-probs differ, and by how much from place to place.
+"""Patterns over supervised tokens: which log-probs differ, and by how much from place to place.
 
 Most patterns allow for a few tokens that are within their budget by luck.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.diagnosis.patterns.pattern import Pattern, found
-from verify.diagnosis.tokens import segment_name
+from verify.diagnosis.tokens import path_numbers, segment_name, sequences
 from verify.groups import PreferenceGroup
 
 _NEARLY_ALL = 0.85
@@ -23,12 +23,15 @@ _SAME = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Differences of one completion.
+    """Differences of the supervised tokens of one completion.
 
     Args:
         group: Its group.
         completion: Index within the group.
         first_path: Number of prompt tokens in front of it.
+        places: Which tokens of the completion these are, int64 [tokens].
+        forks: How often sequences part in front of each, int64 [tokens].
+        at_fork: Which of them follow a token where sequences part, bool [tokens].
         differences: Actual minus expected, float64 [tokens].
         beyond: Which of them differ, bool [tokens].
     """
@@ -36,13 +39,22 @@ class Branch:
     group: int
     completion: int
     first_path: int
+    places: Tensor
+    forks: Tensor
+    at_fork: Tensor
     differences: Tensor
     beyond: Tensor
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
+        """Number of supervised tokens."""
         return len(self.beyond)
+
+    @property
+    def behind_others(self) -> Tensor:
+        """Which of them follow a token of their completion that is not supervised; bool, [tokens]."""
+        before = torch.cat((torch.tensor([-1]), self.places[:-1]))
+        return self.places != before + 1
 
     @property
     def differs(self) -> bool:
@@ -65,9 +77,19 @@ class Branches:
     @staticmethod
     def of(groups: Sequence[PreferenceGroup], differences: Sequence[Tensor], beyond: Sequence[Tensor]) -> Branches:
         """Branches from one vector per completion, in completion order."""
-        places = [(g, c) for g, group in enumerate(groups) for c in range(len(group.completions))]
-        parts = zip(places, differences, beyond, strict=True)
-        return Branches(groups, tuple(Branch(g, c, len(groups[g].prompt_ids), d, b) for (g, c), d, b in parts))
+        branches = []
+        for (g, c, _), forks, d, b in zip(sequences(groups), _forks(groups), differences, beyond, strict=True):
+            places = torch.tensor(groups[g].supervised[c])
+            in_front = torch.tensor([0, *forks]).cumsum(0)[1:]
+            first = len(groups[g].prompt_ids)
+            at_fork = torch.tensor(forks, dtype=torch.bool)[first + places]
+            branches.append(Branch(g, c, first, places, in_front[first + places], at_fork, d, b))
+        return Branches(groups, tuple(branches))
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether responses of some prompt begin alike."""
+        return any(bool(branch.at_fork[1:].any()) for branch in self.all)
 
     @property
     def differing(self) -> tuple[Branch, ...]:
@@ -84,6 +106,16 @@ class Branches:
         return segment_name(branch.group, branch.completion, self.groups[branch.group])
 
 
+def _forks(groups: Sequence[PreferenceGroup]) -> list[list[int]]:
+    """For every token of every sequence whether it is one of several that follow the same prefix; 0 or 1."""
+    paths = path_numbers(groups)
+    following: dict[int, set[int]] = {}
+    for path in paths:
+        for before, number in zip((-1, *path), path, strict=False):
+            following.setdefault(before, set()).add(number)
+    return [[0, *(int(len(following[before]) > 1) for before in path[:-1])] for path in paths]
+
+
 def not_finite(branches: Branches) -> str | None:
     """NaN or infinite values."""
     bad = [branch for branch in branches.all if not bool(torch.isfinite(branch.differences).all())]
@@ -91,7 +123,8 @@ def not_finite(branches: Branches) -> str | None:
         return None
     count = sum(int((~torch.isfinite(branch.differences)).sum()) for branch in bad)
     first = int((~torch.isfinite(bad[0].differences)).nonzero()[0])
-    return f"{count} log-probs are not finite, the first at token {first} of {branches.name(bad[0])}"
+    place = int(bad[0].places[first])
+    return f"{count} log-probs are not finite, the first at token {place} of {branches.name(bad[0])}"
 
 
 def branch_start_only(branches: Branches) -> str | None:
@@ -101,6 +134,8 @@ def branch_start_only(branches: Branches) -> str | None:
         return None
     if any(bool(branch.beyond[1:].any()) for branch in differing):
         return None
+    if any(int(branch.places[0]) for branch in differing):
+        return f"only the first supervised token differs, in {_names(branches, differing)}"
     if len(differing) == len(branches.all):
         return "only the first token of every response differs, the one that the prompt predicts"
     return f"only the first token differs, in {_names(branches, differing)}"
@@ -117,6 +152,38 @@ def all_but_the_first_token(branches: Branches) -> str | None:
     return f"all tokens but the first differ in {_names(branches, differing)}"
 
 
+def where_sequences_part(branches: Branches) -> str | None:
+    """The first token behind a fork of the tree of sequences, no other."""
+    if not branches.is_tree or not branches.differing:
+        return None
+    if any(bool((branch.beyond & ~branch.at_fork).any()) for branch in branches.all):
+        return None
+    if not any(bool((branch.beyond & branch.at_fork)[1:].any()) for branch in branches.all):
+        return None
+    where = _names(branches, branches.differing)
+    return f"only first tokens behind a fork differ, where sequences that began alike part, in {where}"
+
+
+def behind_several_forks(branches: Branches) -> str | None:
+    """Tokens far down a tree, those with an ancestor beyond their parent."""
+    if not branches.is_tree or not branches.differing:
+        return None
+    beyond = torch.cat([branch.beyond for branch in branches.all])
+    forks = torch.cat([branch.forks for branch in branches.all])
+    fewest = int(forks[beyond].min())
+    if fewest < 2 or not _nearly_all(beyond[forks >= fewest]):
+        return None
+    return f"all tokens behind {fewest} forks or more differ, all others are exact"
+
+
+def behind_unsupervised_tokens(branches: Branches) -> str | None:
+    """The first token of a turn, behind what others said."""
+    differing = branches.differing
+    if not differing or any(bool((branch.beyond & ~branch.behind_others).any()) for branch in differing):
+        return None
+    return f"only tokens behind unsupervised ones differ, in {_names(branches, differing)}"
+
+
 def segment_end_only(branches: Branches) -> str | None:
     """The last token of a branch, no other."""
     differing = branches.differing
@@ -130,8 +197,8 @@ def segment_end_only(branches: Branches) -> str | None:
 def near_branch_start_only(branches: Branches) -> str | None:
     """A few tokens behind a branch start, and none further on."""
     differing = branches.differing
-    last = max((int(branch.beyond.nonzero().max()) for branch in differing), default=0)
-    if not 1 <= last <= 3 or not any(branch.length > 2 * (last + 1) for branch in differing):
+    last = max((int(branch.places[branch.beyond].max()) for branch in differing), default=0)
+    if not 1 <= last <= 3 or not any(int(branch.places[-1]) > 2 * last + 1 for branch in differing):
         return None
     return f"only the first {last + 1} tokens of a response differ, in {_names(branches, differing)}"
 
@@ -182,13 +249,13 @@ def longest_only(branches: Branches) -> str | None:
     differing = branches.differing
     if len(differing) != 1 or len(branches.all) < 2:
         return None
-    longest = max(branches.all, key=lambda branch: branch.first_path + branch.length)
+    longest = max(branches.all, key=lambda branch: branch.first_path + int(branch.places[-1]))
     return f"only the longest path differs, {branches.name(longest)}" if differing[0] is longest else None
 
 
 def beyond_a_position(branches: Branches) -> str | None:
     """Exact up to a position of the path, wrong beyond it, over all paths."""
-    positions = torch.cat([branch.first_path + torch.arange(branch.length) for branch in branches.all])
+    positions = torch.cat([branch.first_path + branch.places for branch in branches.all])
     beyond = torch.cat([branch.beyond for branch in branches.all])
     if not bool(beyond.any()):
         return None
@@ -256,9 +323,12 @@ def scattered(branches: Branches) -> str | None:
 TOKEN_PATTERNS: tuple[Callable[[Branches], str | None], ...] = (
     not_finite,
     branch_start_only,
+    where_sequences_part,
+    behind_unsupervised_tokens,
     segment_end_only,
     near_branch_start_only,
     constant_bias,
+    behind_several_forks,
     all_but_the_first_token,
     later_groups_only,
     first_branch_of_the_row_exact,

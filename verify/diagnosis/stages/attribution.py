@@ -10,8 +10,10 @@ from verify.diagnosis.stages.backward import backward_suspects
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.log_probs import log_prob_suspects
 from verify.diagnosis.stages.losses import loss_suspects
+from verify.diagnosis.stages.sft_losses import sft_loss_suspects
 from verify.diagnosis.stages.sums import reward_suspects
 from verify.diagnosis.stages.suspect import MEASURED, Suspect
+from verify.objective import Sft
 
 _EQUAL = 2e-3
 
@@ -34,7 +36,7 @@ def suspects_from_evidence(evidence: Evidence) -> tuple[Suspect, ...]:
     elif beyond & {"rewards", "margins"}:
         find = reward_suspects
     elif "loss" in beyond:
-        find = loss_suspects
+        find = sft_loss_suspects if isinstance(evidence.objective, Sft) else loss_suspects
     elif "gradients" in beyond:
         find = backward_suspects
     else:

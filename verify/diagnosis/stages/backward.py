@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from verify.diagnosis.layers import first_differing
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, Suspect
+from verify.diagnosis.stages.token_weights import wrong_only_where_shared
 
 
 def backward_suspects(evidence: Evidence) -> Iterator[Suspect]:
@@ -22,6 +23,13 @@ def backward_suspects(evidence: Evidence) -> Iterator[Suspect]:
             INFERRED,
             f"the loss is right, but responses weigh {shown} times what they should in the gradient",
         )
+        return
+    if weights is not None and (weigh := wrong_only_where_shared(weights, evidence)):
+        yield Suspect(
+            "reduction", MEASURED,
+            f"the loss is right, but tokens that several responses share weigh {weigh} times what they should in the "
+            "gradient, all others what they should",
+        )  # fmt: skip
         return
     first = first_differing(evidence.backward)
     if first is not None and first.place == "final norm":

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from verify.diagnosis.coefficients import Weights
 from verify.diagnosis.differences import Differences
+from verify.diagnosis.examples import Example
 from verify.diagnosis.layers import PlaceDifference
 from verify.diagnosis.sight import Sight
 from verify.diagnosis.sources import Sources
 from verify.diagnosis.tokens import CaseToken
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
+from verify.objective import Objective
 from verify.observation import Observation
 
 
@@ -26,8 +27,9 @@ class Evidence:
         differences: From the unpacked path.
         actual: The subject's observation.
         expected: The unpacked path's.
-        objective: beta and label smoothing.
-        group_losses: Right loss of each group, [G].
+        objective: The objective of the case.
+        group_losses: Right loss of each group, [G]; empty where it was not looked at.
+        examples: Every sequence under the unpacked path; none where the loss was not looked at, or under DPO.
         hidden: Hidden states, place by place; empty where they could not be read.
         backward: Gradients of hidden states, in backward order.
         stray_gradient: Largest gradient at a slot that holds no token of the case.
@@ -40,8 +42,9 @@ class Evidence:
     differences: Differences
     actual: Observation
     expected: Observation
-    objective: DpoSigmoid
+    objective: Objective
     group_losses: Tensor
+    examples: Sequence[Example] = ()
     hidden: Sequence[PlaceDifference] = ()
     backward: Sequence[PlaceDifference] = ()
     stray_gradient: float = 0.0

@@ -102,6 +102,12 @@ def _stages(finding: Finding, context: _Context) -> list[tuple[StageName, float]
             # They compare calls: of a subject that does not repeat they prove nothing.
             certain = context.steady and not context.decoder_agrees
             return [("mask", INFERRED if certain else POSSIBLE), ("activations", POSSIBLE)]
+        case "no-cross-attention":
+            return [("mask", INFERRED if context.steady else POSSIBLE), ("activations", POSSIBLE)]
+        case "no-boundary-target" | "no-padding-in-loss" | "same-number-of-targets":
+            return [("supervision", where_parity_holds)]
+        case "positions-as-unpacked":
+            return [("positions", by_results)]
         case "row-map":
             return [(_row_map_stage(finding.reason), INFERRED)]
         case "absolute-positions":

@@ -102,7 +102,7 @@ def _after_the_decoder(evidence: Evidence) -> Iterator[Suspect]:
             "token_logps", MEASURED, f"{share} log-probs of another label at the right predictor, first {here}"
         )
     elif responses_exchanged(sources):
-        yield Suspect("layout", MEASURED, f"{share} those of the other response: {here} has the value of {there}")
+        yield Suspect("layout", MEASURED, f"{share} those of another response: {here} has the value of {there}")
         yield Suspect("predictors", POSSIBLE, "the map from targets to slots may not follow the layout")
     else:
         what = f"{share} right for another token: {here} has the value of {there}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
 from verify.faults.stages import StageName
+from verify.objective import DpoSigmoid
 
 _TOLERANCE = 0.01
+_SAME = 1e-4
 
 
 def loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
@@ -28,14 +32,68 @@ def loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect(stage, INFERRED, "the loss was not made of the rewards: tokens of one response weigh differently")
         yield Suspect("objective", POSSIBLE, "rewards are exact, the loss is not")
         return
-    ratios = torch.tensor(weights.response_ratios, dtype=torch.float64).view(-1, 2)
-    balanced = bool(((ratios[:, 0] - ratios[:, 1]).abs() <= _TOLERANCE * ratios.abs().max()).all())
-    reweighted = float((ratios.mean(1) * evidence.group_losses).mean())
+    sizes = [len(group.completions) for group in evidence.groups]
+    by_group = torch.split(torch.tensor(weights.response_ratios, dtype=torch.float64), sizes)
+    ratios = torch.stack([of_group.mean() for of_group in by_group])
+    largest = max(float(of_group.abs().max()) for of_group in by_group)
+    balanced = all(
+        float((r - mean).abs().max()) <= _TOLERANCE * largest for r, mean in zip(by_group, ratios, strict=True)
+    )
+    reweighted = float((ratios * evidence.group_losses).mean())
     if balanced and abs(reweighted - float(evidence.actual.loss)) <= _TOLERANCE * abs(reweighted):
-        shown = ", ".join(f"{float(ratio):.3g}" for ratio in ratios.mean(1)[:4])
+        shown = ", ".join(f"{float(ratio):.3g}" for ratio in ratios[:4])
         yield Suspect(
             "accumulation", MEASURED, f"groups weigh {shown} times what they should, in loss and gradient alike"
         )
-    else:
-        yield Suspect("objective", INFERRED, "rewards are exact; no weights of the groups explain loss and gradient")
-        yield Suspect("accumulation", POSSIBLE, "rewards are exact, the loss is not")
+        return
+    known = _known_pairing(evidence)
+    if known:
+        yield Suspect("objective", MEASURED, f"rewards are exact, the loss is another one: {known}")
+        return
+    yield Suspect("objective", INFERRED, "rewards are exact; no weights of the groups explain loss and gradient")
+    yield Suspect("accumulation", POSSIBLE, "rewards are exact, the loss is not")
+
+
+def _known_pairing(evidence: Evidence) -> str:
+    """The wrong way of pairing responses whose loss came out, in words; "" where none did, or all groups are pairs."""
+    if all(group.is_pair for group in evidence.groups):
+        return ""
+    loss = float(evidence.actual.loss)
+    near = [(abs(value - loss), what) for what, value in _pairings(evidence) if abs(value - loss) <= _SAME * abs(loss)]
+    return min(near)[1] if near else ""
+
+
+def _pairings(evidence: Evidence) -> Iterator[tuple[str, float]]:
+    """Losses of responses paired otherwise than all with all."""
+    assert isinstance(evidence.objective, DpoSigmoid)
+    smoothing = evidence.objective.label_smoothing
+
+    def loss(margins: Tensor) -> Tensor:
+        return -(1 - smoothing) * logsigmoid(margins) - smoothing * logsigmoid(-margins)
+
+    def mean_over_groups(margins_of: Callable[[Tensor, Tensor], Tensor]) -> float:
+        return float(torch.stack([loss(margins_of(p, n)).mean() for p, n in rewards]).mean())
+
+    sizes = [len(part) for group in evidence.groups for part in (group.positives, group.negatives)]
+    parts = torch.split(evidence.expected.rewards, sizes)
+    rewards = list(zip(parts[0::2], parts[1::2], strict=True))
+    yield "the mean over all pairs of the batch, not over groups", float(loss(evidence.expected.margins).mean())
+    yield (
+        "the sum over the pairs of a group",
+        float(torch.stack([loss(p[:, None] - n).sum() for p, n in rewards]).mean()),
+    )
+    yield "the first response of either side only", mean_over_groups(lambda p, n: p[:1] - n[:1])
+    yield "the last response of either side only", mean_over_groups(lambda p, n: p[-1:] - n[-1:])
+    yield "the first positive only", mean_over_groups(lambda p, n: p[:1] - n)
+    yield "the first negative only", mean_over_groups(lambda p, n: p - n[:1])
+    yield "the i-th positive against the i-th negative", mean_over_groups(lambda p, n: _zipped(p, n))
+    yield "the mean reward of either side", mean_over_groups(lambda p, n: p.mean()[None] - n.mean())
+    yield "the sum of the rewards of either side", mean_over_groups(lambda p, n: p.sum()[None] - n.sum())
+    yield "the best positive against the best negative", mean_over_groups(lambda p, n: p.max()[None] - n.max())
+    yield "the worst positive against the best negative", mean_over_groups(lambda p, n: p.min()[None] - n.max())
+    yield "the best positive against the worst negative", mean_over_groups(lambda p, n: p.max()[None] - n.min())
+
+
+def _zipped(positives: Tensor, negatives: Tensor) -> Tensor:
+    count = min(len(positives), len(negatives))
+    return positives[:count] - negatives[:count]

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from verify.diagnosis.coefficients import Weights
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
-from verify.diagnosis.tokens import CaseToken, describe
+from verify.diagnosis.stages.token_weights import out_of_place
+from verify.objective import DpoSigmoid
 
 _TOLERANCE = 2e-3
 _LOW_PRECISION = 0.02
-_NO_WEIGHT = 0.1
 
 
 def reward_suspects(evidence: Evidence) -> Iterator[Suspect]:
@@ -24,7 +23,7 @@ def reward_suspects(evidence: Evidence) -> Iterator[Suspect]:
         if "margins" not in beyond:
             yield Suspect(
                 "supervision", INFERRED,
-                "both rewards of each pair are off by the same amount, as if what they share were counted",
+                "all rewards of a group are off by the same amount, as if what they share were counted",
             )  # fmt: skip
         else:
             yield Suspect("objective", INFERRED, "rewards are not those that the loss, which is right, was made of")
@@ -42,8 +41,8 @@ def reward_suspects(evidence: Evidence) -> Iterator[Suspect]:
             f"{weights.left_over:.0%} of the gradient's error come from no completion token: something else is counted",
         )  # fmt: skip
     elif not weights.by_response:
-        lost = _lost_tokens(weights, evidence)
-        yield Suspect("supervision", INFERRED, f"tokens of one response weigh differently in the gradient{lost}")
+        which = out_of_place(weights, evidence)
+        yield Suspect("supervision", INFERRED, f"tokens of one response weigh differently in the gradient{which}")
         yield Suspect("reduction", POSSIBLE, "a sum that leaves tokens out looks the same")
     else:
         yield Suspect(
@@ -52,28 +51,24 @@ def reward_suspects(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect("objective", POSSIBLE, "weights of whole responses are wrong")
 
 
-def _lost_tokens(weights: Weights, evidence: Evidence) -> str:
-    places = [(g, c) for g, group in enumerate(evidence.groups) for c in range(len(group.completions))]
-    lost = [
-        CaseToken(g, c, i, len(evidence.groups[g].prompt_ids) + i)
-        for (g, c), ratios in zip(places, weights.ratios, strict=True)
-        for i in (ratios.abs() < 0.1).nonzero()[:, 0].tolist()
-    ]
-    return f"; without weight: {describe(lost, evidence.groups)}" if lost else ""
-
-
 def _rewards_by_value(evidence: Evidence) -> Iterator[Suspect]:
     """Rewards that equal a known wrong formula of the right sums."""
+    assert isinstance(evidence.objective, DpoSigmoid)
     actual, beta = evidence.actual.rewards, evidence.objective.beta
     sums = torch.stack([logps.sum() for logps in evidence.expected.per_token_logps])
     refs = torch.stack([logps.sum() for logps in evidence.expected.ref_per_token_logps])
     lengths = torch.tensor([float(len(logps)) for logps in evidence.expected.per_token_logps], dtype=torch.float64)
+    whole = torch.tensor(
+        [float(len(ids)) for group in evidence.groups for ids in group.completions], dtype=torch.float64
+    )
     right = beta * (sums - refs)
     if _same(actual, right / lengths):
         yield Suspect(
             "reduction", MEASURED, "each reward is the right one over its number of tokens: a mean, not a sum"
         )
-    elif _same(actual, right / lengths.max()):
+    elif _same(actual, right / whole):
+        yield Suspect("reduction", MEASURED, "each reward is the right one over the whole length of its response")
+    elif _same(actual, right / lengths.max()) or _same(actual, right / whole.max()):
         yield Suspect("reduction", MEASURED, "every reward is the right one over the length of the longest response")
     elif _same(actual, torch.zeros_like(actual)):
         yield Suspect("reference", MEASURED, "all rewards are 0: the reference terms are those of the policy")
@@ -85,7 +80,7 @@ def _rewards_by_value(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect("objective", MEASURED, f"every reward is {ratio:.6g} times the right one (beta is {beta:g})")
     elif _other_sums(actual, sums, refs, beta):
         yield Suspect("objective", MEASURED, "rewards are made of right sums of other responses")
-    elif float(((actual - right) / right).abs().max()) < 0.02:
+    elif float(((actual - right) / right).abs().max()) < _LOW_PRECISION:
         yield Suspect("reduction", INFERRED, "rewards are off by less than 2 %: sums in too low a precision")
 
 
