@@ -31,7 +31,8 @@ def _blocks(report: DataReport) -> Iterable[str]:
             yield _table(section)
         if section.lines:
             yield _bullets(section.lines)
-    yield escape(f"packparity {report.tool_version}, {report.created_utc}, sha256 of the file {report.sha256}")
+    digest = f", sha256 of the file {report.sha256}" if report.sha256 else ""
+    yield escape(f"packparity {report.tool_version}, {report.created_utc}{digest}")
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -41,6 +41,8 @@ def headline(report: DataReport) -> str:
 
 def summary(report: DataReport) -> str:
     """One line on the file and how it was read."""
+    if report.shape is None:
+        return f"{report.file}: {plural(report.rows_usable, 'group')}; lengths in {report.unit_note}"
     broken = report.rows_read - report.rows_usable
     return (
         f"{report.file}: {plural(report.rows_read, 'row')} of shape {report.shape}, "
@@ -58,7 +60,16 @@ def sections(report: DataReport) -> tuple[Section, ...]:
     Returns:
         Sections in reading order; none of them empty.
     """
-    parts = [_broken(report), _lengths(report), _algebra(report), _plans(report), _row_limits(report), _order(report)]
+    parts = (
+        _broken(report),
+        _lengths(report),
+        _algebra(report),
+        _by_responses(report),
+        _plans(report),
+        _steps(report),
+        _row_limits(report),
+        _order(report),
+    )
     notes = (*report.unchecked, *report.notes)
     return tuple(part for part in (*parts, Section("Notes", lines=notes)) if part.rows or part.lines)
 
@@ -81,8 +92,8 @@ def _lengths(report: DataReport) -> Section:
     header = ("part", "mean", "shortest", *(f"{percent} %" for percent in percents), "longest")
     rows = tuple(
         (
-            "prompt and both responses" if part.part == "pair" else part.part,
-            number(part.mean),
+            f"{report.noun}, packed" if part.part == "group" else part.part,
+            count(round(part.mean)),
             count(part.shortest),
             *(count(part.quantiles[percent]) for percent in percents),
             count(part.longest),
@@ -111,27 +122,53 @@ def _algebra(report: DataReport) -> Section:
         ),
         (f"forward FLOPs, {report.model}", NONE, NONE, number(algebra.flop_ratio)),
         ("memory of activations (packed slots / padded slots)", NONE, NONE, number(algebra.memory_ratio)),
+        ("cost by Eq. 1", count(algebra.eq1_unpacked), count(algebra.eq1_packed), number(algebra.eq1_ratio)),
     )
     lines = (
-        f"second copies of prompts are {algebra.shared_share:.1%} of the unpacked {report.unit}",
-        f"Preference Packing's Eq. 1 calls packing cheaper for {algebra.eq1_share:.1%} of the pairs: it counts dense "
-        "attention and no linear layers; a branch mask never computes more than unpacked rows",
+        f"further copies of prompts are {algebra.shared_share:.1%} of the unpacked {report.unit}",
+        f"Preference Packing's Eq. 1 calls packing cheaper for {algebra.eq1_share:.1%} of the {report.noun}s: it "
+        "counts dense attention over padded sequences and no linear layers; a branch mask never computes more than "
+        "unpacked rows",
         *(f"FLOPs are {line}" for line in flops),
     )
     return Section("Sharing prompts, without padding", ("", "unpacked", "packed", "packed / unpacked"), rows, lines)
 
 
-_PLAN_HEADER = (
-    "speed-up",
-    "filled",
-    "waiting",
-    "pairs/row",
-    "peak slots",
-    "pairs/step",
-    "tokens/step",
-    "padding/step",
-)
-_NUM_WIDE_ONLY = 3
+def _by_responses(report: DataReport) -> Section:
+    """Packed / unpacked by number of responses, the exact algebra and Eq. 1 side by side."""
+    if report.algebra is None or report.noun == "pair":
+        return Section("By number of responses")
+    rows = tuple(
+        (
+            f"{part.responses} or more" if part.or_more else str(part.responses),
+            count(part.groups),
+            number(part.token_ratio),
+            number(part.attention_ratio),
+            number(part.flop_ratio),
+            number(part.eq1_ratio),
+            f"{part.eq1_share:.1%}",
+        )
+        for part in report.algebra.by_responses
+    )
+    header = ("responses", "groups", report.unit, "attention pairs", "FLOPs", "cost by Eq. 1", "Eq. 1 packs")
+    return Section("By number of responses, packed / unpacked", header, rows)
+
+
+_FILLING, _STEP = slice(0, 5), slice(5, None)
+"""Columns of a plan: how full rows are, and what a step holds."""
+
+
+def _plan_header(noun: str) -> tuple[str, ...]:
+    return (
+        "speed-up",
+        "filled",
+        "waiting",
+        f"{noun}s/row",
+        "peak slots",
+        f"{noun}s/step",
+        "tokens/step",
+        "padding/step",
+    )
 
 
 def _plan_cells(plan: PlanRecord) -> tuple[str, ...]:
@@ -151,15 +188,22 @@ def _plans(report: DataReport) -> Section:
     simulation = report.simulation
     if simulation is None:
         return Section("Ways to fill rows")
-    rows = tuple((plan.plan, *_plan_cells(plan)) for plan in simulation.plans)
+    rows = tuple((plan.plan, *_plan_cells(plan)[_FILLING]) for plan in simulation.plans)
     lines = (
-        f"simulated: {count(simulation.pairs_sampled)} sampled pairs (seed {simulation.seed}), "
-        f"{plural(simulation.num_ranks, 'rank')}, {plural(simulation.pairs_per_rank, 'pair')} per rank and step, rows "
-        f"of {count(simulation.row_limit)} {report.unit} in sequence packing; order shuffled before anything is packed",
+        f"simulated: {count(simulation.groups_sampled)} sampled {report.noun}s (seed {simulation.seed}), "
+        f"{plural(simulation.num_ranks, 'rank')}, {plural(simulation.groups_per_rank, report.noun)} per rank and step, "
+        f"rows of {count(simulation.row_limit)} {report.unit} in sequence packing; shuffled before anything is packed",
         f"time: {simulation.time_is}; a step lasts as long as its slowest rank",
         "filled: slots that hold a token; waiting: share of the ranks' time; peak slots: most of one rank in a step",
     )
-    return Section("Ways to fill rows, predicted", ("plan", *_PLAN_HEADER), rows, lines, num_wide_only=_NUM_WIDE_ONLY)
+    return Section("Ways to fill rows, predicted", ("plan", *_plan_header(report.noun)[_FILLING]), rows, lines)
+
+
+def _steps(report: DataReport) -> Section:
+    if report.simulation is None:
+        return Section("What a step holds")
+    rows = tuple((plan.plan, *_plan_cells(plan)[_STEP]) for plan in report.simulation.plans)
+    return Section("What a step of all ranks holds, predicted", ("plan", *_plan_header(report.noun)[_STEP]), rows)
 
 
 def _row_limits(report: DataReport) -> Section:
@@ -171,22 +215,55 @@ def _row_limits(report: DataReport) -> Section:
     )
     return Section(
         "Sequence packing by row limit, prompts repeated or shared, predicted",
-        ("row limit", *_PLAN_HEADER),
+        ("row limit", *_plan_header(report.noun)),
         rows,
-        num_wide_only=_NUM_WIDE_ONLY,
+        num_wide_only=3,
     )
 
 
 def _order(report: DataReport) -> Section:
+    lines = [*_neighbours(report), *_rows_in_order(report)]
+    return Section("Sampling order", lines=tuple(lines))
+
+
+def _neighbours(report: DataReport) -> Iterable[str]:
+    """What the file's own order is like."""
+    order = report.file_order
+    if order is None:
+        return
+    if order.sources is not None:
+        yield (
+            f"{order.sources.found:.1%} of neighbours in the file come from the same of {count(order.num_sources)} "
+            f"sources, {order.sources.random:.1%} would in random order: "
+            + ("the file is sorted by source" if order.sources.follows else "it is not sorted by source")
+        )
+    if order.lengths is not None:
+        yield (
+            f"lengths of neighbours in the file correlate by {order.lengths.found:+.2f}: "
+            + ("it follows an order of lengths" if order.lengths.follows else "no order of lengths")
+        )
+    if order.follows:
+        yield (
+            "shuffle before packing, and record the seed: rows and steps in the order of the file would train on one "
+            "kind of example at a time"
+        )
+    if order.repeated_prompts:
+        yield (
+            f"{plural(order.repeated_prompts, 'row')} with the prompt of the row before: as groups of more responses "
+            "they would share it too, which the predictions leave out"
+        )
+
+
+def _rows_in_order(report: DataReport) -> Iterable[str]:
+    """Whether rows of sequence packing follow the order."""
     order = report.simulation.order if report.simulation else None
     if order is None:
-        return Section("Sampling order")
-    found = "follow the order of the file" if order.follows_file_order else "do not follow the order of the file"
-    return Section(
-        "Sampling order",
-        lines=(
-            f"rows of sequence packing {found}: pairs in one row stand {number(order.mean_distance)} pairs apart in "
-            f"the sample, {number(order.random_distance)} in rows filled at random ({order.standard_deviations:+.1f} "
-            f"standard deviations; seed {order.seed})",
-        ),
+        return
+    where = "the file" if report.shape is not None else "the draws"
+    found = f"follow the order of {where}" if order.follows_file_order else f"do not follow the order of {where}"
+    yield (
+        f"rows of sequence packing, filled after a shuffle with seed {order.seed}, {found}: {report.noun}s in one row "
+        f"stand {number(order.mean_distance)} places apart in the sample, {number(order.random_distance)} in rows "
+        f"filled at random ({order.standard_deviations:+.1f} standard deviations; without the shuffle "
+        f"{order.unshuffled_standard_deviations:+.1f})"
     )

@@ -1,4 +1,6 @@
-"""The record of one survey of a preference file: what can be packed, how long it is, and what packing would save.
+"""The record of one survey: what can be packed, how long it is, and what packing would save.
+
+Of a preference file, or of lengths drawn from a named distribution, where every row is usable.
 
 Like the record of the gate it holds plain values, refuses unknown fields, and refuses to contradict itself.
 """
@@ -13,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from reports.values import Count
 
-DATA_REPORT_VERSION: Literal[1] = 1
+DATA_REPORT_VERSION: Literal[2] = 2
 
 Advice = Literal["pays", "does-not-pay", "cannot-be-used"]
-PartName = Literal["prompt", "chosen", "rejected", "pair"]
+PartName = Literal["prompt", "chosen", "rejected", "response", "group"]
 UnitName = Literal["tokens", "characters"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[FiniteFloat, Field(gt=0)]
@@ -42,18 +44,18 @@ class CountedRowsRecord(_Frozen):
 
 
 class BinRecord(_Frozen):
-    """Pairs whose length lies between two bounds, both included."""
+    """Prompts, responses or groups whose length lies between two bounds, both included."""
 
     least: Count
     greatest: Count
-    pairs: Count
+    number: Count
 
 
 class PartLengthsRecord(_Frozen):
-    """Lengths of one part of the usable pairs."""
+    """Lengths of one part of the usable groups."""
 
     part: PartName
-    """"pair" is the prompt once and both responses."""
+    """"group" is the prompt once and all responses; "response" any response, where none is preferred."""
     mean: FiniteFloat
     shortest: Count
     longest: Count
@@ -72,23 +74,41 @@ class PartLengthsRecord(_Frozen):
         return self
 
 
+class ByResponsesRecord(_Frozen):
+    """Groups with one number of responses: packed / unpacked, by the exact algebra and by Eq. 1."""
+
+    responses: Count
+    or_more: bool
+    groups: Count
+    token_ratio: Ratio
+    attention_ratio: Ratio
+    flop_ratio: Ratio | None
+    eq1_ratio: Ratio
+    eq1_share: Share
+
+
 class AlgebraRecord(_Frozen):
-    """Exact sums over the usable pairs, without padding: what sharing the prompt saves in any layout."""
+    """Exact sums over the usable groups, without padding: what sharing the prompt saves in any layout."""
 
     tokens_unpacked: Count
     tokens_packed: Count
     attention_pairs_unpacked: Count
     attention_pairs_packed: Count
     shared_share: Share
-    """Second copies of prompts / unpacked tokens."""
+    """Second and further copies of prompts / unpacked tokens."""
     token_ratio: Ratio
     """Packed / unpacked, as the ratios below."""
     flop_ratio: Ratio | None
     """Forward FLOPs of the named model; None where lengths are not in tokens."""
     memory_ratio: Ratio
-    """Packed slots / slots of two sequences padded to the longer (Preference Packing)."""
+    """Packed slots / slots of sequences padded to the longest of their group (Preference Packing)."""
+    eq1_unpacked: Count
+    """Cost as Preference Packing's Eq. 1 counts it: dense attention over padded sequences, no linear layers."""
+    eq1_packed: Count
+    eq1_ratio: Ratio
     eq1_share: Share
-    """Share of pairs for which Preference Packing's Eq. 1 calls packing cheaper."""
+    """Share of groups for which Eq. 1 calls packing cheaper."""
+    by_responses: list[ByResponsesRecord]
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -96,6 +116,7 @@ class AlgebraRecord(_Frozen):
         for name, value, expected in (
             ("token_ratio", self.token_ratio, self.tokens_packed / self.tokens_unpacked),
             ("shared_share", self.shared_share, saved / self.tokens_unpacked),
+            ("eq1_ratio", self.eq1_ratio, self.eq1_packed / self.eq1_unpacked),
         ):
             if not math.isclose(value, expected, rel_tol=1e-9):
                 raise ValueError(f"{name} is {value}, but the tokens give {expected}")
@@ -109,7 +130,7 @@ class PlanRecord(_Frozen):
 
     plan: str
     row_limit: Count | None
-    """None where a row holds one sequence or one pair."""
+    """None where a row holds one sequence or one group."""
     speed_up: Ratio
     """Time of an epoch with padded sequences ("plain") / with this plan."""
     token_utilisation: Share
@@ -131,23 +152,51 @@ class PlanRecord(_Frozen):
 
 
 class OrderRecord(_Frozen):
-    """Whether the rows of sequence packing follow the order of the file."""
+    """Whether the rows of sequence packing, filled after a shuffle, follow the order of the file."""
 
     seed: Count
     pairs_in_a_row: Count
+    """Two groups that share a row."""
     mean_distance: FiniteFloat
     random_distance: FiniteFloat
     standard_deviations: FiniteFloat
     follows_file_order: bool
+    unshuffled_standard_deviations: FiniteFloat
+    """The same of rows that are filled without a shuffle."""
+
+
+class AlikenessRecord(_Frozen):
+    """How much more alike neighbours in the file are than rows in random order."""
+
+    found: FiniteFloat
+    random: FiniteFloat
+    follows: bool
+
+
+class FileOrderRecord(_Frozen):
+    """Whether the file itself follows an order."""
+
+    repeated_prompts: Count
+    """Rows with the prompt of the row before."""
+    num_sources: Count
+    sources: AlikenessRecord | None
+    """Share of neighbours from one source."""
+    lengths: AlikenessRecord | None
+    """Correlation of the logarithms of neighbours' lengths."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether neighbours are alike in either way."""
+        return any(alike is not None and alike.follows for alike in (self.sources, self.lengths))
 
 
 class SimulationRecord(_Frozen):
     """What the plans were simulated with."""
 
-    pairs_sampled: Count
+    groups_sampled: Count
     seed: Count
     num_ranks: Count
-    pairs_per_rank: Count
+    groups_per_rank: Count
     row_limit: Count
     time_is: str
     """What a rank's time is made of."""
@@ -179,21 +228,27 @@ class AdviceRecord(_Frozen):
 
 
 class DataReport(_Frozen):
-    """One survey of a preference file."""
+    """One survey of a preference file, or of lengths that were drawn."""
 
     kind: Literal["data-report"] = "data-report"
-    schema_version: Literal[1] = DATA_REPORT_VERSION
+    schema_version: Literal[2] = DATA_REPORT_VERSION
     tool_version: str
     created_utc: str
     command: list[str]
     file: str
-    sha256: str
-    shape: str
+    """Base name of the file, or the name of the distribution."""
+    sha256: str | None
+    shape: str | None
+    """Name of the shape that all rows have; None where lengths were drawn."""
     unit: UnitName
     unit_note: str
     """How lengths were counted, in words."""
     tokenizer: TokenizerRecord | None
     model: str
+    max_length: Count | None
+    """Length at which the trainer cuts a sequence; longer ones count as broken."""
+    max_tokens: Count | None
+    """Longest packed group that is used."""
     rows_read: Count
     rows_usable: Count
     most_broken_share: Share
@@ -203,6 +258,7 @@ class DataReport(_Frozen):
     unchecked: list[str]
     """What could not be looked for, and why."""
     lengths: list[PartLengthsRecord]
+    file_order: FileOrderRecord | None
     algebra: AlgebraRecord | None
     simulation: SimulationRecord | None
     advice: AdviceRecord
@@ -214,6 +270,12 @@ class DataReport(_Frozen):
     def rows_per_s(self) -> float:
         """Rows read, checked and measured in a second."""
         return self.rows_read / self.read_s if self.read_s else math.inf
+
+    @property
+    def noun(self) -> str:
+        """What a usable row is called: "pair" where all have two responses."""
+        only_pairs = self.algebra is None or [each.responses for each in self.algebra.by_responses] == [2]
+        return "pair" if only_pairs else "group"
 
     @property
     def broken_share(self) -> float:
@@ -234,8 +296,11 @@ class DataReport(_Frozen):
                 f"{self.rows_usable} usable rows: lengths, costs and plans exist exactly if there are some"
             )
         for lengths in self.lengths:
-            if sum(each.pairs for each in lengths.bins) != self.rows_usable:
-                raise ValueError(f"the bins of {lengths.part} do not hold all {self.rows_usable} usable pairs")
+            counted = sum(each.number for each in lengths.bins)
+            if counted < self.rows_usable or (lengths.part in ("prompt", "group") and counted > self.rows_usable):
+                raise ValueError(f"the bins of {lengths.part} do not hold all {self.rows_usable} usable groups")
+        if self.algebra is not None and sum(each.groups for each in self.algebra.by_responses) != self.rows_usable:
+            raise ValueError(f"groups by number of responses do not add up to {self.rows_usable}")
         cannot = not self.rows_usable or self.broken_share > self.most_broken_share
         if (self.advice.advice == "cannot-be-used") != cannot:
             raise ValueError(

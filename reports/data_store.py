@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from reports.data_record import DATA_REPORT_VERSION, DataReport
-from reports.store import RecordError, parse_json, problems_of, write_together
+from reports.store import OutputError, RecordError, parse_json, problems_of, write_together
 
 DATA_REPORT_FILE = "data-report.json"
 DATA_REPORT_FILES = ("data-report.md", "data-report.html", DATA_REPORT_FILE)
 """In the order in which they are put in place."""
+
+
+def check_can_be_written(out_dir: Path) -> None:
+    """Refuse a folder that could not take the files, and leave everything as it is.
+
+    Args:
+        out_dir: The folder; it need not exist.
+
+    Raises:
+        OutputError: A file is in the way, or nothing can be created there.
+    """
+    there = out_dir
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise OutputError(f"cannot write results to {out_dir}: {there} is a file; name a folder that can be written")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write results to {out_dir}: {there} is read-only; name a folder that can be written")
+    for name in DATA_REPORT_FILES:
+        if (out_dir / name).is_dir():
+            raise OutputError(f"cannot write results to {out_dir}: {name} is a folder there; name another folder")
 
 
 def write_data_report(report: DataReport, out_dir: Path) -> tuple[Path, ...]:

@@ -8,20 +8,29 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from reports.data_overview import headline
+from reports.data_record import DataReport
 from reports.facts import group_lengths
 from reports.kill_matrix import KillMatrix
 from reports.overview import FAMILIES, summary_rows
 from reports.record import Record
 from reports.results import Result
 from reports.store import RecordError
-from reports.words import NONE, plural, setting
+from reports.words import NONE, count, plural, setting
 
 MOVED = 2.0
 """A ratio that grew or shrank by this factor is named; rounding alone moves one by less."""
+PREDICTION_MOVED = 1.01
+"""The same for what is predicted, which is exact, or simulated with a seed."""
 
 _SETTINGS = (
     "tool_version", "environment", "model", "objective", "seeds", "policy", "variations", "data", "cases", "kernels",
 )  # fmt: skip
+_DATA_SETTINGS = (
+    "tool_version", "file", "sha256", "shape", "unit_note", "tokenizer", "model", "max_length", "max_tokens",
+    "most_broken_share",
+)  # fmt: skip
+_SIMULATION_SETTINGS = ("groups_sampled", "seed", "num_ranks", "groups_per_rank", "row_limit")
 _NO_SETTINGS = ("rationale", "what", "why_harmless", "notes", "violations")
 """Fields that explain a setting: a change of words is none of the setting."""
 
@@ -43,17 +52,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RatioPair:
-    """Measured / budget in both results.
+    """One ratio in both results: measured / budget, or packed / unpacked.
 
     Args:
         what: What was measured.
         before: In the first result; None where it was not measured.
         after: In the second one.
+        factor: By which it has to grow or shrink to be named.
     """
 
     what: str
     before: float | None
     after: float | None
+    factor: float = MOVED
 
     @property
     def moved(self) -> bool:
@@ -63,7 +74,7 @@ class RatioPair:
         if self.before == self.after or (math.isnan(self.before) and math.isnan(self.after)):
             return False
         low, high = sorted((self.before, self.after))
-        return not high < MOVED * low  # NaN has moved
+        return not high < self.factor * low  # NaN has moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,9 @@ class Difference:
         settings: What was asked for, and with which versions.
         verdicts: Verdicts and outcomes that changed, or that only one of them has.
         num_verdicts: How many verdicts there are over both.
-        ratios: The worst measured / budget of each thing that was measured.
+        ratios: The worst measured / budget of each thing that was measured, or what is predicted.
+        what_ratios: What the ratios are, as a heading.
+        factor: By which a ratio has to grow or shrink to be named.
     """
 
     kind: str
@@ -85,6 +98,8 @@ class Difference:
     verdicts: tuple[Change, ...]
     num_verdicts: int
     ratios: tuple[RatioPair, ...]
+    what_ratios: str = "worst measured / budget"
+    factor: float = MOVED
 
     @property
     def moved(self) -> tuple[RatioPair, ...]:
@@ -109,16 +124,24 @@ def compare(before: Result, after: Result) -> Difference:
         verdicts, ratios = (_verdicts(before), _verdicts(after)), (_ratios(before), _ratios(after))
     elif isinstance(before, KillMatrix) and isinstance(after, KillMatrix):
         verdicts, ratios = (_outcomes(before), _outcomes(after)), (_margins(before), _margins(after))
+    elif isinstance(before, DataReport) and isinstance(after, DataReport):
+        verdicts, ratios = (_findings(before), _findings(after)), (_predictions(before), _predictions(after))
     else:
         raise RecordError(f"a {_kind(before)} and a {_kind(after)} cannot be compared: give two results of one command")
     settings = (dict(_settings(before)), dict(_settings(after)))
+    predicted = isinstance(before, DataReport)
+    factor = PREDICTION_MOVED if predicted else MOVED
     return Difference(
         kind=_kind(before),
-        titles=(f"{before.verdict}, {before.created_utc}", f"{after.verdict}, {after.created_utc}"),
+        titles=(_title(before), _title(after)),
         settings=tuple(_changes(*settings)),
         verdicts=tuple(_changes(*verdicts)),
         num_verdicts=len(verdicts[0] | verdicts[1]),
-        ratios=tuple(RatioPair(what, ratios[0].get(what), ratios[1].get(what)) for what in ratios[0] | ratios[1]),
+        ratios=tuple(
+            RatioPair(what, ratios[0].get(what), ratios[1].get(what), factor) for what in ratios[0] | ratios[1]
+        ),
+        what_ratios="predicted" if predicted else "worst measured / budget",
+        factor=factor,
     )
 
 
@@ -126,13 +149,20 @@ def closing_line(difference: Difference) -> str:
     """The whole comparison in one line."""
     return (
         f"{plural(len(difference.verdicts), 'verdict')} of {difference.num_verdicts} changed, "
-        f"{plural(len(difference.moved), 'ratio')} of {len(difference.ratios)} moved by a factor of {MOVED:g} or more, "
-        f"{plural(len(difference.settings), 'setting')} differ"
+        f"{plural(len(difference.moved), 'ratio')} of {len(difference.ratios)} moved by a factor of "
+        f"{difference.factor:g} or more, {plural(len(difference.settings), 'setting')} differ"
     )
 
 
 def _kind(result: Result) -> str:
+    if isinstance(result, DataReport):
+        return "report of packparity data"
     return "record of packparity check" if isinstance(result, Record) else "kill matrix of packparity faults"
+
+
+def _title(result: Result) -> str:
+    verdict = headline(result) if isinstance(result, DataReport) else result.verdict
+    return f"{verdict}, {result.created_utc}"
 
 
 def _changes(before: dict[str, str], after: dict[str, str]) -> Iterator[Change]:
@@ -143,6 +173,9 @@ def _changes(before: dict[str, str], after: dict[str, str]) -> Iterator[Change]:
 
 
 def _settings(result: Result) -> Iterator[tuple[str, str]]:
+    if isinstance(result, DataReport):
+        yield from _settings_of_data(result)
+        return
     for name in _SETTINGS:
         value = getattr(result, name, None)
         if name == "cases":
@@ -151,6 +184,14 @@ def _settings(result: Result) -> Iterator[tuple[str, str]]:
             value = [kernel.name for kernel in value]
         if value is not None:
             yield from _flat(name, value.model_dump() if isinstance(value, BaseModel) else value)
+
+
+def _settings_of_data(report: DataReport) -> Iterator[tuple[str, str]]:
+    for name in _DATA_SETTINGS:
+        yield from _flat(name, report.model_dump(include={name})[name])
+    if report.simulation is not None:
+        for name in _SIMULATION_SETTINGS:
+            yield f"simulation.{name}", setting(getattr(report.simulation, name))
 
 
 def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:
@@ -187,3 +228,19 @@ def _outcomes(matrix: KillMatrix) -> dict[str, str]:
 
 def _margins(matrix: KillMatrix) -> dict[str, float]:
     return {f"{m.label}, {m.dtype}": m.margin for m in matrix.mutations}
+
+
+def _findings(report: DataReport) -> dict[str, str]:
+    counted = {f"rows, {each.name}": count(each.rows) for each in (*report.violations, *report.remarks)}
+    return {"advice": headline(report), "rows": count(report.rows_read), "usable": count(report.rows_usable)} | counted
+
+
+def _predictions(report: DataReport) -> dict[str, float]:
+    ratios: dict[str, float | None] = {}
+    if report.algebra is not None:
+        names = ("token_ratio", "flop_ratio", "memory_ratio", "eq1_ratio")
+        ratios |= {f"packed / unpacked, {name.removesuffix('_ratio')}": getattr(report.algebra, name) for name in names}
+    if report.simulation is not None:
+        ratios |= {f"speed-up, {plan.plan}": plan.speed_up for plan in report.simulation.plans}
+        ratios |= {f"filled, {plan.plan}": plan.token_utilisation for plan in report.simulation.plans}
+    return {what: ratio for what, ratio in ratios.items() if ratio is not None}

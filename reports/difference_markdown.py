@@ -30,7 +30,7 @@ def _blocks(difference: Difference) -> Iterable[str]:
     settings = [(change.what, change.before, change.after) for change in difference.settings]
     verdicts = [(change.what, change.before, change.after) for change in difference.verdicts]
     ratios = [(pair.what, number(pair.before), number(pair.after)) for pair in difference.ratios]
-    for title, rows in (("Settings", settings), ("Verdicts", verdicts), ("Worst measured / budget", ratios)):
+    for title, rows in (("Settings", settings), ("Verdicts", verdicts), (difference.what_ratios.capitalize(), ratios)):
         if rows:
             yield f"## {title}"
             yield _table(rows)

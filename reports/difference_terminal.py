@@ -38,7 +38,7 @@ def render(difference: Difference) -> RenderableType:
     settings = [(change.what, change.before, change.after) for change in difference.settings]
     verdicts = [(change.what, change.before, change.after) for change in difference.verdicts]
     ratios = [(pair.what, number(pair.before), number(pair.after)) for pair in difference.moved]
-    for title, rows in (("settings", settings), ("verdicts", verdicts), ("worst measured / budget", ratios)):
+    for title, rows in (("settings", settings), ("verdicts", verdicts), (difference.what_ratios, ratios)):
         if rows:
             parts += [Text(), _table(title, rows)]
     parts += [Text(), Text(closing_line(difference), style="bold")]

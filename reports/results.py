@@ -6,6 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from reports.data_record import DataReport
+from reports.data_store import DATA_REPORT_FILE, read_data_report, write_data_report
+from reports.data_terminal import print_data_report
 from reports.kill_matrix import KillMatrix
 from reports.kill_matrix_store import KILL_MATRIX_FILE, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
@@ -13,13 +16,13 @@ from reports.record import Record
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix
+Result = Record | KillMatrix | DataReport
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE)
+_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE)
 
 
 def read_result(path: Path) -> Result:
-    """Read a record of ``packparity check`` or a kill matrix of ``packparity faults``, whichever it is.
+    """Read a record of ``check``, a kill matrix of ``faults`` or a report of ``data`` or ``simulate``, whichever it is.
 
     Args:
         path: The JSON file, or a folder that holds one of them.
@@ -39,14 +42,19 @@ def read_result(path: Path) -> Result:
         return read_kill_matrix(path)
     if kind == "record":
         return read_record(path)
-    raise RecordError(f"{path}: a {kind!r}; give a record of packparity check or a kill matrix of packparity faults")
+    if kind == "data-report":
+        return read_data_report(path)
+    raise RecordError(
+        f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults or a report of "
+        "packparity data"
+    )
 
 
 def _file_in(folder: Path) -> Path:
     found = [folder / name for name in _FILES if (folder / name).exists()]
     if len(found) != 1:
-        wrong = "holds both" if found else "holds neither"
-        raise RecordError(f"{folder} {wrong} {' and '.join(_FILES) if found else ' nor '.join(_FILES)}: name the file")
+        names = " and ".join(path.name for path in found) if found else f"none of {', '.join(_FILES)}"
+        raise RecordError(f"{folder} holds {names}: name the file")
     return found[0]
 
 
@@ -59,12 +67,14 @@ def print_result(result: Result, console: Console) -> None:
     """
     if isinstance(result, Record):
         print_record(result, console)
-    else:
+    elif isinstance(result, KillMatrix):
         print_kill_matrix(result, console)
+    else:
+        print_data_report(result, console)
 
 
 def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
-    """Write a result as Markdown, HTML, JUnit XML and JSON.
+    """Write a result as the command that made it does: JSON, Markdown, HTML, and JUnit XML where there are verdicts.
 
     Args:
         result: What to write.
@@ -76,4 +86,8 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
     Raises:
         OutputError: The folder cannot be written.
     """
-    return write_reports(result, out_dir) if isinstance(result, Record) else write_kill_matrix(result, out_dir)
+    if isinstance(result, Record):
+        return write_reports(result, out_dir)
+    if isinstance(result, KillMatrix):
+        return write_kill_matrix(result, out_dir)
+    return write_data_report(result, out_dir)

@@ -32,6 +32,19 @@ def plan(name: str, row_limit: int | None, speed_up: float) -> dict[str, Any]:
     }
 
 
+def by_responses(responses: int, groups: int) -> dict[str, Any]:
+    return {
+        "responses": responses,
+        "or_more": False,
+        "groups": groups,
+        "token_ratio": 0.8,
+        "attention_ratio": 0.77,
+        "flop_ratio": 0.81,
+        "eq1_ratio": 0.9,
+        "eq1_share": 0.5,
+    }
+
+
 def part(name: str) -> dict[str, Any]:
     return {
         "part": name,
@@ -39,7 +52,7 @@ def part(name: str) -> dict[str, Any]:
         "shortest": 4,
         "longest": 8,
         "quantiles": {"50": 5, "99": 8},
-        "bins": [{"least": 4, "greatest": 5, "pairs": 6}, {"least": 6, "greatest": 9, "pairs": 2}],
+        "bins": [{"least": 4, "greatest": 5, "number": 6}, {"least": 6, "greatest": 9, "number": 2}],
     }
 
 
@@ -47,7 +60,7 @@ def part(name: str) -> dict[str, Any]:
 def content() -> dict[str, Any]:
     return {
         "kind": "data-report",
-        "schema_version": 1,
+        "schema_version": 2,
         "tool_version": "0.1.0",
         "created_utc": "2026-01-01T00:00:00+00:00",
         "command": ["packparity", "data", "pairs.jsonl"],
@@ -58,13 +71,21 @@ def content() -> dict[str, Any]:
         "unit_note": "tokens of a tokenizer",
         "tokenizer": {"name": "tokenizer", "tokenizer_sha256": None, "chat_template_sha256": None},
         "model": "qwen3-8b",
+        "max_length": None,
+        "max_tokens": None,
         "rows_read": 10,
         "rows_usable": 8,
         "most_broken_share": 0.25,
         "violations": [{"name": "seam_merge", "meaning": "merged", "rows": 2, "examples": ["pairs.jsonl:3"]}],
         "remarks": [],
         "unchecked": [],
-        "lengths": [part(name) for name in ("prompt", "chosen", "rejected", "pair")],
+        "lengths": [part(name) for name in ("prompt", "chosen", "rejected", "group")],
+        "file_order": {
+            "repeated_prompts": 1,
+            "num_sources": 3,
+            "sources": {"found": 0.9, "random": 0.4, "follows": True},
+            "lengths": {"found": 0.01, "random": 0.0, "follows": False},
+        },
         "algebra": {
             "tokens_unpacked": 100,
             "tokens_packed": 80,
@@ -74,13 +95,17 @@ def content() -> dict[str, Any]:
             "token_ratio": 0.8,
             "flop_ratio": 0.81,
             "memory_ratio": 0.7,
+            "eq1_unpacked": 1000,
+            "eq1_packed": 900,
+            "eq1_ratio": 0.9,
             "eq1_share": 0.5,
+            "by_responses": [by_responses(2, 8)],
         },
         "simulation": {
-            "pairs_sampled": 8,
+            "groups_sampled": 8,
             "seed": 0,
             "num_ranks": 8,
-            "pairs_per_rank": 4,
+            "groups_per_rank": 4,
             "row_limit": 64,
             "time_is": "forward FLOPs",
             "plans": [plan("plain", None, 1.0), plan("sequence packing, prompts shared", 64, 1.6)],
@@ -124,10 +149,12 @@ def test_the_sound_report_is_taken(content: dict[str, Any]) -> None:
         ("algebra", None, "exactly if there are some"),
         ("lengths.0.mean", 9.0, "mean 9.0 outside 4 to 8"),
         ("lengths.0.quantiles", {"50": 8, "99": 5}, "quantiles do not ascend"),
-        ("lengths.0.bins", [{"least": 4, "greatest": 9, "pairs": 7}], "do not hold all 8"),
+        ("lengths.0.bins", [{"least": 4, "greatest": 9, "number": 7}], "do not hold all 8"),
         ("lengths.0.bins.1.least", 5, "bins overlap"),
         ("algebra.token_ratio", 0.9, "the tokens give 0.8"),
         ("algebra.shared_share", 0.1, "the tokens give 0.2"),
+        ("algebra.eq1_ratio", 0.8, "the tokens give 0.9"),
+        ("algebra.by_responses.0.groups", 7, "do not add up to 8"),
         ("algebra.attention_pairs_packed", 901, "which the branch mask rules out"),
         ("simulation.plans.0.token_utilisation", 0.9, "does not follow from the tokens"),
         ("simulation.plans.0.waiting_share", 1.5, "less than or equal to 1"),
@@ -146,7 +173,7 @@ def test_a_report_that_contradicts_itself_is_refused(
 
 
 def test_a_report_without_usable_rows_has_no_lengths(content: dict[str, Any]) -> None:
-    content |= {"rows_usable": 0, "lengths": [], "algebra": None, "simulation": None}
+    content |= {"rows_usable": 0, "lengths": [], "file_order": None, "algebra": None, "simulation": None}
     content["violations"][0]["rows"] = 10
     content["advice"]["advice"] = "cannot-be-used"
     report = DataReport.model_validate(content)
@@ -165,7 +192,7 @@ def test_it_comes_back_from_disk_as_it_was(content: dict[str, Any], tmp_path: Pa
     ("change", "message"),
     [
         ({"kind": "record"}, "kind 'record'"),
-        ({"schema_version": 2}, "schema_version 2"),
+        ({"schema_version": 1}, "schema_version 1"),
         ({"more": 1}, "unknown field"),
     ],
 )
@@ -192,8 +219,32 @@ def test_text_of_the_file_is_no_markup(content: dict[str, Any]) -> None:
 def test_the_picture_has_a_line_for_each_part_and_way_of_packing(content: dict[str, Any]) -> None:
     svg = data_picture.draw(DataReport.model_validate(content))
     ElementTree.fromstring(svg)
-    for label in ("prompt", "chosen", "rejected", "prompts shared", "prompts repeated"):
+    for label in ("prompt", "chosen", "rejected", "pair, packed", "rows of several, prompts shared"):
         assert f">{label}</text>" in svg
     for colour in ("--first", "--second", "--third"):
         assert f"var({colour})" in svg
     assert "#0304" not in svg
+
+
+def test_a_file_that_is_sorted_by_source_is_called_that(content: dict[str, Any]) -> None:
+    text = data_markdown.render(DataReport.model_validate(content))
+    assert "90.0% of neighbours in the file come from the same of 3 sources, 40.0% would in random order" in text
+    assert "the file is sorted by source" in text
+    assert "shuffle before packing" in text
+    sound = changed(content, "file_order.sources.follows", False)
+    assert "shuffle before packing" not in data_markdown.render(DataReport.model_validate(sound))
+
+
+def test_groups_of_several_sizes_have_a_line_each(content: dict[str, Any]) -> None:
+    content["algebra"]["by_responses"] = [by_responses(2, 5), by_responses(3, 3) | {"eq1_ratio": 1.25}]
+    text = data_markdown.render(DataReport.model_validate(content))
+    assert "By number of responses" in text
+    assert "| 3 | 3 | 0.800 | 0.770 | 0.810 | 1.25 | 50.0% |" in text
+
+
+def test_drawn_lengths_have_no_digest_and_no_file(content: dict[str, Any]) -> None:
+    content |= {"sha256": None, "shape": None, "violations": [], "rows_read": 8, "file_order": None}
+    report = DataReport.model_validate(content)
+    for text in (data_markdown.render(report), data_html.render(report)):
+        assert "sha256" not in text
+        assert "None" not in text

@@ -23,6 +23,7 @@ from verify.cli.families import families  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.report import report  # noqa: E402
+from verify.cli.simulate import simulate  # noqa: E402
 from verify.cli.supervision import names_foreign_code, supervised  # noqa: E402
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.command()(check)
 app.command()(faults)
 app.command()(calibrate)
 app.command()(data)
+app.command()(simulate)
 app.command()(families)
 app.command()(report)
 

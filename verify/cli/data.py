@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-_HELP_ROW_LIMIT = "Slots of a row in sequence packing, in the unit of the lengths."
+from verify.cli.data_results import HELP_MODEL, HELP_RANKS, HELP_ROW_LIMIT, HELP_STEP, show
 
 
 def data(
-    file: Annotated[Path, typer.Argument(help="Preference pairs, JSONL or Parquet.")],
+    file: Annotated[Path, typer.Argument(help="Preference pairs or groups, JSONL or Parquet.")],
     tokenizer: Annotated[Path | None, typer.Option(help="Folder of the tokenizer; without it, characters.")] = None,
     chars_per_token: Annotated[float | None, typer.Option(help="Estimate tokens as characters / this.")] = None,
-    model: Annotated[str, typer.Option(help="Model whose FLOPs are predicted, as in check.")] = "qwen3-8b",
-    row_limit: Annotated[int | None, typer.Option(help=_HELP_ROW_LIMIT, min=1)] = None,
+    model: Annotated[str, typer.Option(help=HELP_MODEL)] = "qwen3-8b",
+    row_limit: Annotated[int | None, typer.Option(help=HELP_ROW_LIMIT, min=1)] = None,
     max_length: Annotated[int | None, typer.Option(help="Length at which your trainer truncates.", min=1)] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Leave out longer pairs (they are counted).", min=3)] = None,
-    ranks: Annotated[int, typer.Option(help="Data-parallel ranks.", min=1, max=4096)] = 8,
-    pairs_per_rank: Annotated[int, typer.Option(help="Pairs that a rank takes in a step.", min=1, max=4096)] = 4,
+    max_tokens: Annotated[int | None, typer.Option(help="Leave out longer rows (they are counted).", min=3)] = None,
+    ranks: Annotated[int, typer.Option(help=HELP_RANKS, min=1, max=4096)] = 8,
+    groups_per_rank: Annotated[int, typer.Option(help=HELP_STEP, min=1, max=4096)] = 4,
     max_broken: Annotated[float, typer.Option(help="Share of rows that may break the precondition.")] = 0.05,
     seed: Annotated[int, typer.Option(help="Seed of sample and sampling order.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for data-report.json, .md and .html.")] = None,
@@ -36,25 +36,26 @@ def data(
     from verify.cli.app import STARTED
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from rich.console import Console
+    from reports.data_store import check_can_be_written
+    from verify.cli import option_checks
 
-    from reports.data_store import data_report_json, write_data_report
-    from reports.data_terminal import print_data_report
+    option_checks.check_model(model, layers=None)
+    option_checks.check_numbers(seed=seed)
+    if out is not None:
+        check_can_be_written(out)
+
     from verify.cli.progress import show_progress
     from verify.data_report import DataOptions, prepare_data, report_data
+    from verify.packing_plan.records import PlanOptions
 
     options = DataOptions(
         file=file,
         tokenizer=tokenizer,
         chars_per_token=chars_per_token,
-        model=model,
-        row_limit=row_limit,
         max_length=max_length,
         max_tokens=max_tokens,
-        num_ranks=ranks,
-        pairs_per_rank=pairs_per_rank,
         max_broken=max_broken,
-        seed=seed,
+        plan=PlanOptions(model=model, row_limit=row_limit, num_ranks=ranks, groups_per_rank=groups_per_rank, seed=seed),
     )
     prepared = prepare_data(options)
     with show_progress(quiet) as progress:
@@ -64,13 +65,4 @@ def data(
             progress(round(100 * share), 100, f"{rows:,} rows, {rate} rows/s")
 
         report = report_data(prepared, reading, command=["packparity", *sys.argv[1:]], started=STARTED)
-    # Only now, and all at once: bad input leaves the folder, and results in it, as they were.
-    written = write_data_report(report, out) if out is not None else ()
-    if json:
-        sys.stdout.write(data_report_json(report))
-    else:
-        console = Console()
-        print_data_report(report, console)
-        for path in written:
-            console.print(str(path), highlight=False, soft_wrap=True)
-    raise typer.Exit(1 if report.advice.advice == "cannot-be-used" else 0)
+    show(report, out, as_json=json)

@@ -9,7 +9,7 @@ import typer
 
 
 def report(
-    result: Annotated[Path, typer.Argument(help="A record.json or kill-matrix.json, or the folder of one.")],
+    result: Annotated[Path, typer.Argument(help="A record.json, kill-matrix.json or data-report.json, or its folder.")],
     other: Annotated[Path | None, typer.Argument(help="A second result of the same kind, to compare with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files of the result, or comparison.md.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

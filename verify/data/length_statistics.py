@@ -1,11 +1,15 @@
-"""Lengths of a stream in constant memory: exact counts in bins, and a uniform sample of whole rows."""
+"""Lengths of a stream in constant memory: exact counts in bins, and a uniform sample."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Item = TypeVar("Item")
 
 _EXACT_BELOW = 32
 _BINS_PER_DOUBLING = 8
@@ -71,33 +75,31 @@ class LengthHistogram:
         return min(int(self._BOUNDS[reached + 1]) - 1, self.longest)
 
 
-class Reservoir:
-    """A uniform sample, without replacement, of the rows of a stream (Algorithm R).
+class Reservoir(Generic[Item]):
+    """A uniform sample, without replacement, of the items of a stream (Algorithm R).
 
     Args:
-        capacity: Rows kept.
-        width: Numbers in a row.
-        seed: Seed of the generator; with the same seed and rows the sample is the same.
+        capacity: Items kept.
+        seed: Seed of the generator; with the same seed and items the sample is the same.
     """
 
-    def __init__(self, capacity: int, width: int, seed: int) -> None:
-        self._rows = np.zeros((capacity, width), dtype=np.int64)
-        self._places = np.zeros(capacity, dtype=np.int64)
+    def __init__(self, capacity: int, seed: int) -> None:
+        self._capacity = capacity
+        self._kept: list[tuple[int, Item]] = []
         self._generator = np.random.default_rng(seed)
         self.num_seen = 0
 
-    def add(self, rows: Ints) -> None:
-        """Offer rows, in the order of the stream."""
-        capacity = len(self._rows)
-        places = np.arange(self.num_seen, self.num_seen + len(rows))
-        # Row number i (from 0) is kept in slot j, uniform on 0..i, if there is such a slot; the first rows fill up.
-        slots = np.where(places < capacity, places, (self._generator.random(len(rows)) * (places + 1)).astype(np.int64))
-        for i in np.flatnonzero(slots < capacity):
-            self._rows[slots[i]] = rows[i]
-            self._places[slots[i]] = places[i]
-        self.num_seen += len(rows)
+    def add(self, items: Sequence[Item]) -> None:
+        """Offer items, in the order of the stream."""
+        free = items[: self._capacity - len(self._kept)]
+        self._kept += enumerate(free, start=self.num_seen)
+        places = np.arange(self.num_seen + len(free), self.num_seen + len(items))
+        # Item number i (from 0) is kept in slot j, uniform on 0..i, if there is such a slot.
+        slots = (self._generator.random(len(places)) * (places + 1)).astype(np.int64)
+        for i in np.flatnonzero(slots < self._capacity).tolist():
+            self._kept[slots[i]] = int(places[i]), items[len(free) + i]
+        self.num_seen += len(items)
 
-    def sample(self) -> Ints:
-        """The rows kept, in the order of the stream."""
-        size = min(self.num_seen, len(self._rows))
-        return self._rows[np.argsort(self._places[:size], kind="stable")]
+    def sample(self) -> list[Item]:
+        """The items kept, in the order of the stream."""
+        return [item for _, item in sorted(self._kept, key=lambda kept: kept[0])]

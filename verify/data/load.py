@@ -15,7 +15,7 @@ from verify.data.shapes import Shape, left_out_columns, same_shape, shape_of
 from verify.data.tokenise import (
     ChatTokenizer,
     TokenizerIdentity,
-    encode_pair,
+    encode_group,
     identify_tokenizer,
     load_tokenizer,
 )
@@ -162,7 +162,7 @@ def load_pairs(
         drawn = stratified_sample([pair.total_tokens for pair in survey.lengths], _num_drawn(survey, num_pairs), seed)
         lines = {survey.lengths[i].line for i in drawn}
         rows = (row for row in iter_rows(path) if row.place.line in lines)
-        groups = tuple(encode_pair(tokenizer.tokenizer, shape_of(row).read(row)) for row in rows)
+        groups = tuple(encode_group(tokenizer.tokenizer, shape_of(row).read(row)) for row in rows)
     surveyed = {field.name: getattr(survey, field.name) for field in fields(survey)}
     return LoadedPairs(**surveyed, groups=groups, seed=seed)
 
@@ -188,10 +188,15 @@ def _survey(
     left_out: Counter[str] = Counter()
     for row in iter_rows(path):
         shape = same_shape(row, shape)
+        if shape.has_groups:
+            raise DataError(
+                f"{row.place}: rows of shape {shape.name} may have several responses on a side, which is not compared "
+                "yet: give pairs (packparity data surveys such files)"
+            )
         rows_read += 1
         left_out.update(left_out_columns(row))
         try:
-            group = encode_pair(tokenizer.tokenizer, shape.read(row))
+            group = encode_group(tokenizer.tokenizer, shape.read(row))
             lengths.append(_checked_lengths(group, row, max_tokens, vocab_size))
         except UnusableRow as unusable:
             violations.append(unusable.violation)

@@ -1,8 +1,9 @@
-"""A preference pair as turns: where the shared prompt ends and the two responses begin."""
+"""A row of preferences as turns: where the shared prompt ends and the responses begin."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from verify.data.rows import Place
 from verify.data.violations import Reason, UnusableRow
@@ -20,6 +21,7 @@ class Turn(NamedTuple):
 
 
 Turns = tuple[Turn, ...]
+_Response = TypeVar("_Response")
 
 
 class PreferencePair(NamedTuple):
@@ -40,7 +42,37 @@ class TextPair(NamedTuple):
     place: Place
 
 
+class ResponseGroup(NamedTuple):
+    """One prompt with any number of chosen and of rejected responses; all of them turns, or all plain text.
+
+    Args:
+        prompt: What every response answers.
+        chosen: The preferred responses, at least one.
+        rejected: The others, at least one.
+        place: Where the row stands.
+    """
+
+    prompt: Turns | str
+    chosen: tuple[Turns | str, ...]
+    rejected: tuple[Turns | str, ...]
+    place: Place
+
+    @property
+    def named_responses(self) -> list[tuple[str, Turns | str]]:
+        """Every response, chosen ones first, with what messages call it: "chosen", or "chosen[1]" among several."""
+        return _named(self.chosen, self.rejected)
+
+
 Pair = PreferencePair | TextPair
+PromptAndResponses = Pair | ResponseGroup
+"""What a row is read into."""
+
+
+def as_group(row: PromptAndResponses) -> ResponseGroup:
+    """A pair as a group of 1+1; a group as it is."""
+    if isinstance(row, ResponseGroup):
+        return row
+    return ResponseGroup(row.prompt, (row.chosen,), (row.rejected,), row.place)
 
 
 def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> PreferencePair:
@@ -65,31 +97,40 @@ def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> Prefere
         UnusableRow: The two conversations are not two responses to one prompt.
     """
     # Written out side by side, without loops: this runs for each row of a file.
-    if not chosen or not rejected or chosen[-1].role != ASSISTANT or rejected[-1].role != ASSISTANT:
-        raise _without_response(chosen, rejected, place)
+    if not chosen or chosen[-1].role != ASSISTANT:
+        raise _without_response("chosen", chosen, place)
+    if not rejected or rejected[-1].role != ASSISTANT:
+        raise _without_response("rejected", rejected, place)
     prompt_turns = _shared_turns(chosen, rejected)
-    if chosen[prompt_turns].role != ASSISTANT or rejected[prompt_turns].role != ASSISTANT:
-        name, turns = ("chosen", chosen) if chosen[prompt_turns].role != ASSISTANT else ("rejected", rejected)
-        detail = f"from turn {prompt_turns + 1} on, where {name} has a turn of {turns[prompt_turns].role!r}"
-        raise UnusableRow(Reason.DIFFERENT_PROMPTS, place, detail)
+    if chosen[prompt_turns].role != ASSISTANT:
+        raise _different_prompts("chosen", chosen, prompt_turns, place)
+    if rejected[prompt_turns].role != ASSISTANT:
+        raise _different_prompts("rejected", rejected, prompt_turns, place)
     prompt = chosen[:prompt_turns]
-    if _is_blank(prompt):
-        detail = "no turn before the responses" if not prompt else "no text in the turns before the responses"
-        raise UnusableRow(Reason.EMPTY_PROMPT, place, detail)
-    if prompt[-1].role == ASSISTANT:
-        raise UnusableRow(Reason.PREFILLED_PROMPT, place, f"shared turn {prompt_turns} is the assistant's")
+    _check_prompt(prompt, place)
     if _is_blank(chosen[-1:]) or _is_blank(rejected[-1:]):
         name = "chosen" if _is_blank(chosen[-1:]) else "rejected"
         raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"the final turn of {name} holds no text")
     return PreferencePair(prompt, chosen[prompt_turns:], rejected[prompt_turns:], place)
 
 
-def _without_response(chosen: Turns, rejected: Turns, place: Place) -> UnusableRow:
-    """Why one of the two conversations, the first that it holds for, does not end with a response."""
-    name, turns = ("chosen", chosen) if not chosen or chosen[-1].role != ASSISTANT else ("rejected", rejected)
+def _without_response(name: str, turns: Turns, place: Place) -> UnusableRow:
     if not turns:
         return UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} holds no turn")
     return UnusableRow(Reason.NO_FINAL_ASSISTANT_TURN, place, f"{name} ends with a turn of {turns[-1].role!r}")
+
+
+def _different_prompts(name: str, turns: Turns, prompt_turns: int, place: Place) -> UnusableRow:
+    detail = f"from turn {prompt_turns + 1} on, where {name} has a turn of {turns[prompt_turns].role!r}"
+    return UnusableRow(Reason.DIFFERENT_PROMPTS, place, detail)
+
+
+def _check_prompt(prompt: Turns, place: Place) -> None:
+    if _is_blank(prompt):
+        detail = "no turn before the responses" if not prompt else "no text in the turns before the responses"
+        raise UnusableRow(Reason.EMPTY_PROMPT, place, detail)
+    if prompt[-1].role == ASSISTANT:
+        raise UnusableRow(Reason.PREFILLED_PROMPT, place, f"shared turn {len(prompt)} is the assistant's")
 
 
 def text_pair(prompt: str, chosen: str, rejected: str, place: Place) -> TextPair:
@@ -104,6 +145,72 @@ def text_pair(prompt: str, chosen: str, rejected: str, place: Place) -> TextPair
         if not text:
             raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} is an empty string")
     return TextPair(prompt, chosen, rejected, place)
+
+
+def question_pair(prompt: Turns, chosen: str, rejected: str, place: Place) -> PreferencePair:
+    """A pair whose two responses are one turn each.
+
+    Raises:
+        UnusableRow: No text in the prompt, or in a response.
+    """
+    if _is_blank(prompt):
+        raise UnusableRow(Reason.EMPTY_PROMPT, place, "no text in the turns before the responses")
+    for name, text in (("chosen", chosen), ("rejected", rejected)):
+        if not text or text.isspace():
+            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} holds no text")
+    return PreferencePair(prompt, (Turn(ASSISTANT, chosen),), (Turn(ASSISTANT, rejected),), place)
+
+
+def turns_group(prompt: Turns, chosen: Sequence[Turns], rejected: Sequence[Turns], place: Place) -> ResponseGroup:
+    """A group whose responses are turns; further turns that all of them begin with join the prompt, as in a pair.
+
+    Raises:
+        UnusableRow: A side without a response, or conversations that are no responses to one prompt.
+    """
+    _check_sides(chosen, rejected, place)
+    named = _named(chosen, rejected)
+    for name, response in named:
+        if not response or response[-1].role != ASSISTANT:
+            raise _without_response(name, response, place)
+    conversations = [prompt + response for _, response in named]
+    prompt_turns = min(_shared_turns(conversations[0], conversation) for conversation in conversations[1:])
+    for (name, _), conversation in zip(named, conversations, strict=True):
+        if conversation[prompt_turns].role != ASSISTANT:
+            raise _different_prompts(name, conversation, prompt_turns, place)
+        if _is_blank(conversation[-1:]):
+            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"the final turn of {name} holds no text")
+    _check_prompt(conversations[0][:prompt_turns], place)
+    responses = tuple(conversation[prompt_turns:] for conversation in conversations)
+    return ResponseGroup(conversations[0][:prompt_turns], responses[: len(chosen)], responses[len(chosen) :], place)
+
+
+def text_group(prompt: str, chosen: Sequence[str], rejected: Sequence[str], place: Place) -> ResponseGroup:
+    """A group of plain texts.
+
+    Raises:
+        UnusableRow: No response on a side, or an empty prompt or response.
+    """
+    _check_sides(chosen, rejected, place)
+    if not prompt:
+        raise UnusableRow(Reason.EMPTY_PROMPT, place, "the prompt is an empty string")
+    for name, text in _named(chosen, rejected):
+        if not text:
+            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{name} is an empty string")
+    return ResponseGroup(prompt, tuple(chosen), tuple(rejected), place)
+
+
+def _check_sides(chosen: Sequence[object], rejected: Sequence[object], place: Place) -> None:
+    for side, responses in (("chosen", chosen), ("rejected", rejected)):
+        if not responses:
+            raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"{side} holds no response")
+
+
+def _named(chosen: Sequence[_Response], rejected: Sequence[_Response]) -> list[tuple[str, _Response]]:
+    return [
+        (side if len(responses) == 1 else f"{side}[{index}]", response)
+        for side, responses in (("chosen", chosen), ("rejected", rejected))
+        for index, response in enumerate(responses)
+    ]
 
 
 def _shared_turns(chosen: Turns, rejected: Turns) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 MAX_LINE_BYTES = 64 * 2**20
 _JSONL_SUFFIXES = (".jsonl", ".json")
@@ -36,10 +35,17 @@ class Place(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row: its columns by name, and its place."""
+    """One row.
+
+    Args:
+        columns: Its values by the name of their column.
+        place: Where it stands.
+        is_encodable: Whether no text in it can hold half a surrogate pair, which JSON can spell and no tokenizer takes.
+    """
 
     columns: Mapping[str, Any]
     place: Place
+    is_encodable: bool = False
 
 
 def check_file(path: Path) -> None:
@@ -56,16 +62,17 @@ def check_file(path: Path) -> None:
 
 
 def iter_rows(
-    path: Path, *, max_line_bytes: int = MAX_LINE_BYTES, on_line: Callable[[bytes], object] | None = None
+    path: Path, *, max_line_bytes: int = MAX_LINE_BYTES, on_block: Callable[[bytes], object] = lambda block: None
 ) -> Iterator[Row]:
     """Stream the rows of a JSON Lines (.jsonl, .json) or Parquet (.parquet) file.
 
-    One line, or one small batch of Parquet rows, is in memory at a time. Blank lines hold no row; they count as lines.
+    One block of lines, or one small batch of Parquet rows, is in memory at a time. Blank lines hold no row; they count
+    as lines.
 
     Args:
         path: The file; its suffix decides the format.
         max_line_bytes: Longest line that is read, in bytes, without its line break.
-        on_line: Called with the bytes of every line of a JSON Lines file, blank ones too, in file order.
+        on_block: Called with the bytes of a JSON Lines file, block by block, before the rows in them.
 
     Yields:
         The rows in file order.
@@ -75,7 +82,12 @@ def iter_rows(
             most ``max_line_bytes``; the message names file and line.
     """
     check_file(path)
-    rows = _iter_parquet(path) if path.suffix.lower() == _PARQUET_SUFFIX else _iter_jsonl(path, max_line_bytes, on_line)
+    if is_parquet(path):
+        rows = _iter_parquet(path)
+    else:
+        from verify.data.json_lines import iter_json_lines  # numpy and pydantic, which a command line need not wait for
+
+        rows = iter_json_lines(path, max_line_bytes, on_block)
     first = next(rows, None)
     if first is None:
         raise DataError(f"preference file {path} holds no row: expected at least one")
@@ -98,65 +110,6 @@ def parquet_num_rows(path: Path) -> int:
         return int(table.metadata.num_rows)
 
 
-def _iter_jsonl(path: Path, max_line_bytes: int, on_line: Callable[[bytes], object] | None) -> Iterator[Row]:
-    with path.open("rb") as stream:
-        for line_number, line in enumerate(_iter_lines(stream, path.name, max_line_bytes), start=1):
-            place = Place(path.name, line_number)
-            if on_line is not None:
-                on_line(line)
-            if not line.isspace():
-                yield Row(_parse_object(line, place), place)
-
-
-def _iter_lines(stream: BinaryIO, file: str, max_line_bytes: int) -> Iterator[bytes]:
-    line_number = 0
-    # Two more bytes than the limit hold the line break, "\n" or "\r\n".
-    while line := stream.readline(max_line_bytes + 2):
-        line_number += 1
-        # The second length is that without the line break; taking it off copies the line, so only where it matters.
-        if len(line) > max_line_bytes and len(line.removesuffix(b"\n").removesuffix(b"\r")) > max_line_bytes:
-            raise DataError(
-                f"{file}:{line_number}: the line is longer than {max_line_bytes} bytes: "
-                "one row belongs on one line; raise the limit if a row is really that long"
-            )
-        yield line
-
-
-def _parse_object(line: bytes, place: Place) -> dict[str, Any]:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{place}: byte {error.start} of the line is not UTF-8 ({error.reason}): save the file as UTF-8"
-        ) from error
-    try:
-        value = _DECODER.decode(text)
-    except _DuplicateKey as error:
-        raise DataError(f"{place}: the key {error.args[0]!r} occurs twice in one object: expected it once") from error
-    # ValueError also covers a number with too many digits; RecursionError, brackets nested without end.
-    except (ValueError, RecursionError) as error:
-        hint = " (an array over several lines is not JSON Lines)" if text.lstrip().startswith("[") else ""
-        raise DataError(f"{place}: not JSON: {error}: expected one JSON object on each line{hint}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{place}: the row is a JSON {type(value).__name__}: expected one JSON object on each line")
-    return value
-
-
-class _DuplicateKey(Exception):  # noqa: N818 - carries the key out of the decoder
-    pass
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    columns = dict(pairs)
-    if len(columns) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _DuplicateKey(next(name for name in names if names.count(name) > 1))
-    return columns
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-
-
 @contextmanager
 def _parquet(path: Path, *, rows_read: Callable[[], int] = lambda: 0) -> Iterator[Any]:
     """An open Parquet file; whatever is wrong with it, found on opening or later, becomes a `DataError`."""
@@ -176,6 +129,23 @@ def _iter_parquet(path: Path) -> Iterator[Row]:
     row_number = 0
     with _parquet(path, rows_read=lambda: row_number) as table:
         for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
-            for columns in batch.to_pylist():
+            for columns in _rows_of(batch, path.name, row_number):
                 row_number += 1
-                yield Row(columns, Place(path.name, row_number))
+                yield Row(columns, Place(path.name, row_number), is_encodable=True)
+
+
+def _rows_of(batch: Any, file: str, rows_before: int) -> list[dict[str, Any]]:
+    """The rows of a batch as Python values; Parquet does not check that its strings are UTF-8."""
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError:
+        for index in range(batch.num_rows):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    column[index].as_py()
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        f"{Place(file, rows_before + index + 1)}: column {name!r} is not UTF-8 ({error.reason} at byte "
+                        f"{error.start} of a string): write the strings as UTF-8"
+                    ) from error
+        raise

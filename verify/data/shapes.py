@@ -7,12 +7,25 @@ wins. Nothing about the file's name or the other rows takes part.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
-from verify.data.pairs import ASSISTANT, SYSTEM, USER, Pair, Turn, Turns, split_conversations, text_pair
+from verify.data.pairs import (
+    SYSTEM,
+    USER,
+    PromptAndResponses,
+    ResponseGroup,
+    Turn,
+    Turns,
+    question_pair,
+    split_conversations,
+    text_group,
+    text_pair,
+    turns_group,
+)
 from verify.data.rows import DataError, Row
 from verify.data.violations import Reason, UnusableRow
 
@@ -36,12 +49,22 @@ def _is_turns(value: object) -> bool:
     return True
 
 
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+
+
+def _is_lists_of_turns(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_turns, value))
+
+
 class Kind(Enum):
     """What the value of a column has to be, in words, and a test of it."""
 
     TEXT = "a string", lambda value: isinstance(value, str)
     TEXT_OR_NULL = "a string or null", _is_text_or_null
     TURNS = "a list of {role, content} objects", _is_turns
+    TEXTS = "a list of strings", _is_texts
+    LISTS_OF_TURNS = "a list of lists of {role, content} objects", _is_lists_of_turns
     ANY = "present", lambda value: True
 
     def __init__(self, words: str, fits: Callable[[object], bool]) -> None:
@@ -56,22 +79,32 @@ class Shape:
     Args:
         name: Its name in results.
         columns: The columns that a row of this shape has, and their kinds; it may have more.
-        read: Turns a row of this shape into a pair.
+        read: Turns a row of this shape into a pair, or a group where a row has several responses on a side.
         without: Columns that a row of this shape does not have.
+        has_groups: Whether rows may have more than two responses.
     """
 
     name: str
     columns: Mapping[str, Kind]
-    read: Callable[[Row], Pair]
+    read: Callable[[Row], PromptAndResponses]
     without: tuple[str, ...] = ()
+    has_groups: bool = False
 
     def fits(self, row: Row) -> bool:
         """Whether a row is of this shape: `faults` is empty."""
+        return self.names_fit(row.columns) and self.kinds_fit(row)
+
+    def names_fit(self, names: Iterable[str]) -> bool:
+        """Whether a row with these columns has those of the shape, and none that it may not have."""
+        return self.columns.keys() <= set(names) and set(self.without).isdisjoint(names)
+
+    def kinds_fit(self, row: Row) -> bool:
+        """Whether the shape's columns, all of which the row has, hold the right kinds."""
         columns = row.columns
-        for name, kind in self.columns.items():
-            if name not in columns or not kind.fits(columns[name]):
+        for name, kind in self.columns.items():  # noqa: SIM110 - runs for each row, and all() takes twice as long
+            if not kind.fits(columns[name]):
                 return False
-        return not self.without or columns.keys().isdisjoint(self.without)
+        return True
 
     def faults(self, row: Row) -> list[str]:
         """Why a row is not of this shape; empty if it is."""
@@ -88,7 +121,7 @@ class Shape:
         return sum(name in row.columns and kind.fits(row.columns[name]) for name, kind in self.columns.items())
 
 
-def _read_conversations(row: Row) -> Pair:
+def _read_conversations(row: Row) -> PromptAndResponses:
     """Whole conversations in chosen and rejected; a prompt string, which one shared user turn has to repeat.
 
     Which one differs between data sets (the first in UltraFeedback, the last in Capybara), so any of them will do;
@@ -105,11 +138,11 @@ def _read_conversations(row: Row) -> Pair:
     return pair
 
 
-def _read_implicit_prompt(row: Row) -> Pair:
+def _read_implicit_prompt(row: Row) -> PromptAndResponses:
     return split_conversations(_turns(row, "chosen"), _turns(row, "rejected"), row.place)
 
 
-def _read_explicit_prompt(row: Row) -> Pair:
+def _read_explicit_prompt(row: Row) -> PromptAndResponses:
     """Prompt turns, and the turns after them; further turns that both sides share join the prompt."""
     prompt = _turns(row, "prompt")
     if not prompt:
@@ -119,7 +152,7 @@ def _read_explicit_prompt(row: Row) -> Pair:
         response = _turns(row, name)
         if not response:
             raise UnusableRow(Reason.EMPTY_RESPONSE, row.place, f"{name} holds no turn")
-        if response[: len(prompt)] == prompt:
+        if response[0] == prompt[0] and response[: len(prompt)] == prompt:
             detail = f"{name} repeats the turns of the prompt column, which would be fed twice"
             raise UnusableRow(Reason.PROMPT_COLUMN_DIFFERS, row.place, detail)
         sides.append(prompt + response)
@@ -127,18 +160,18 @@ def _read_explicit_prompt(row: Row) -> Pair:
     return split_conversations(chosen, rejected, row.place)
 
 
-def _read_text(row: Row) -> Pair:
+def _read_text(row: Row) -> PromptAndResponses:
     prompt, chosen, rejected = (_text(row.columns[name], name, row) for name in ("prompt", "chosen", "rejected"))
     return text_pair(prompt, chosen, rejected, row.place)
 
 
-def _read_orca(row: Row) -> Pair:
+def _read_orca(row: Row) -> PromptAndResponses:
     system = _text(row.columns["system"] or "", "system", row)
     prompt = (Turn(SYSTEM, system),) if system else ()
     return _question_pair(row.columns, prompt, row)
 
 
-def _read_rlhf_v(row: Row) -> Pair:
+def _read_rlhf_v(row: Row) -> PromptAndResponses:
     try:
         answer = json.loads(row.columns["text"])
     except (ValueError, RecursionError) as error:
@@ -153,10 +186,35 @@ def _read_rlhf_v(row: Row) -> Pair:
 _RLHF_V_TEXT = "a JSON object with the strings question, chosen and rejected"
 
 
-def _question_pair(fields: Mapping[str, Any], system: Turns, row: Row) -> Pair:
+def _question_pair(fields: Mapping[str, Any], system: Turns, row: Row) -> PromptAndResponses:
     prompt = (*system, Turn(USER, _text(fields["question"], "question", row)))
-    chosen, rejected = ((*prompt, Turn(ASSISTANT, _text(fields[name], name, row))) for name in ("chosen", "rejected"))
-    return split_conversations(chosen, rejected, row.place)
+    chosen, rejected = _text(fields["chosen"], "chosen", row), _text(fields["rejected"], "rejected", row)
+    return question_pair(prompt, chosen, rejected, row.place)
+
+
+def _read_text_group(row: Row) -> ResponseGroup:
+    columns = row.columns
+    chosen, rejected = (
+        [_text(text, f"{side}[{index}]", row) for index, text in enumerate(columns[side])]
+        for side in ("chosen", "rejected")
+    )
+    return text_group(_text(columns["prompt"], "prompt", row), chosen, rejected, row.place)
+
+
+def _read_turns_group(row: Row) -> ResponseGroup:
+    prompt = _turns(row, "prompt")
+    if not prompt:
+        raise UnusableRow(Reason.EMPTY_PROMPT, row.place, "the prompt column holds no turn")
+    chosen, rejected = (
+        [_turns_of(turns, f"{side}[{index}]", row) for index, turns in enumerate(row.columns[side])]
+        for side in ("chosen", "rejected")
+    )
+    for side, responses in (("chosen", chosen), ("rejected", rejected)):
+        for index, response in enumerate(responses):
+            if response[: len(prompt)] == prompt:
+                detail = f"{side}[{index}] repeats the turns of the prompt column, which would be fed twice"
+                raise UnusableRow(Reason.PROMPT_COLUMN_DIFFERS, row.place, detail)
+    return turns_group(prompt, chosen, rejected, row.place)
 
 
 _CONVERSATIONS = {"prompt": Kind.TEXT, "chosen": Kind.TURNS, "rejected": Kind.TURNS}
@@ -194,6 +252,19 @@ SHAPES: tuple[Shape, ...] = (
     ),
     # Without a prompt column nothing tells where the prompt of a plain string ends: such rows match no shape.
     Shape("trl_text", {"prompt": Kind.TEXT, "chosen": Kind.TEXT, "rejected": Kind.TEXT}, _read_text),
+    # Several responses on a side: TRL's explicit-prompt formats with lists, for groups of any size.
+    Shape(
+        "text_groups",
+        {"prompt": Kind.TEXT, "chosen": Kind.TEXTS, "rejected": Kind.TEXTS},
+        _read_text_group,
+        has_groups=True,
+    ),
+    Shape(
+        "conversational_groups",
+        {"prompt": Kind.TURNS, "chosen": Kind.LISTS_OF_TURNS, "rejected": Kind.LISTS_OF_TURNS},
+        _read_turns_group,
+        has_groups=True,
+    ),
     Shape("rlhf_v", {"text": Kind.TEXT}, _read_rlhf_v, without=("chosen", "rejected")),
 )
 
@@ -204,8 +275,8 @@ def shape_of(row: Row) -> Shape:
     Raises:
         DataError: No shape matches; the message names the columns found and what the closest shape would need.
     """
-    for shape in SHAPES:
-        if shape.fits(row):
+    for shape in _shapes_with(tuple(row.columns)):
+        if shape.kinds_fit(row):
             return shape
     # max keeps the first of several, so the answer does not depend on chance.
     closest = max(SHAPES, key=lambda shape: (shape.num_fitting(row), -len(shape.faults(row))))
@@ -214,6 +285,12 @@ def shape_of(row: Row) -> Shape:
         raise DataError(f"{found}; closest is {closest.name}: {'; '.join(closest.faults(row))}")
     known = ", ".join(f"{shape.name} ({_names(shape.columns)})" for shape in SHAPES)
     raise DataError(f"{found}; known shapes: {known}")
+
+
+@lru_cache(maxsize=64)
+def _shapes_with(names: tuple[str, ...]) -> tuple[Shape, ...]:
+    """The shapes that a row with these columns may have; nearly every row of a file has the same ones."""
+    return tuple(shape for shape in SHAPES if shape.names_fit(names))
 
 
 def same_shape(row: Row, first: Shape | None) -> Shape:
@@ -243,15 +320,25 @@ def left_out_columns(row: Row) -> tuple[str, ...]:
 
 
 def _turns(row: Row, column: str) -> Turns:
-    turns = []
-    for index, value in enumerate(row.columns[column]):
-        role, content = value.get("role"), value.get("content")
+    return _turns_of(row.columns[column], column, row)
+
+
+def _turns_of(values: Iterable[Mapping[str, Any]], name: str, row: Row) -> Turns:
+    turns: list[Turn] = []
+    is_encodable = row.is_encodable
+    for value in values:
         # Nearly every turn is this one: a role, a text and no more.
-        if type(role) is type(content) is str and len(value) == 2 and (content.isascii() or _is_text(content)):
-            turns.append(Turn(role, content))
-        else:
-            turns.append(_odd_turn(value, column, index, row))
+        if len(value) == 2 and "role" in value and "content" in value:
+            role, content = value["role"], value["content"]
+            if type(role) is type(content) is str and (is_encodable or _is_text(content)):
+                turns.append(_new_turn(Turn, (role, content)))
+                continue
+        turns.append(_odd_turn(value, name, len(turns), row))
     return tuple(turns)
+
+
+# Half the time of Turn(role, content), which has to sort out its arguments first.
+_new_turn: Callable[[type[Turn], tuple[str, str]], Turn] = tuple.__new__
 
 
 def _odd_turn(value: Mapping[str, Any], column: str, index: int, row: Row) -> Turn:
@@ -279,7 +366,7 @@ def _is_text(value: str) -> bool:
 def _text(value: object, name: str, row: Row) -> str:
     if not isinstance(value, str):
         raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} is {_describe(value)}")
-    if not _is_text(value):
+    if not row.is_encodable and not _is_text(value):
         raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} holds half a surrogate pair")
     return value
 

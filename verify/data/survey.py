@@ -12,18 +12,23 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from verify.data.length_statistics import Ints, LengthHistogram, Reservoir
-from verify.data.pairs import Pair
+from verify.data.file_order import FileOrder, source_of
+from verify.data.length_statistics import LengthHistogram, Reservoir
+from verify.data.pairs import PromptAndResponses
 from verify.data.rows import DataError, Place, Row, check_file, is_parquet, iter_rows, parquet_num_rows
 from verify.data.shapes import Shape, left_out_columns, same_shape
 from verify.data.violations import Reason, Remark, UnusableRow, Violation
-from verify.packing_plan.totals import MOST_PAIRS, NO_PAIRS, Totals, totals_of
+from verify.packing_plan.costs import GroupLengths
+from verify.packing_plan.totals import MOST_GROUPS, NOTHING, GroupArrays, Totals, totals_of
 
-PARTS = ("prompt", "chosen", "rejected", "pair")
-"""What lengths are kept of; "pair" is the prompt once and both responses."""
+PARTS = ("prompt", "chosen", "rejected", "group")
+"""What lengths are kept of; "group" is the prompt once and all responses."""
 
 SAMPLE_SIZE = 8192
-"""Pairs kept for the simulation."""
+"""Groups kept for the simulation."""
+
+MOST_COUNTED = 64
+"""Sums are kept for each number of responses up to this one, and for all larger ones together."""
 
 EXAMPLES_KEPT = 3
 """Rows named for each reason."""
@@ -33,12 +38,12 @@ _BYTES_AT_A_TIME = 4 * 2**20
 _ROWS_BETWEEN_PROGRESS = 256
 
 
-class PairSizes(NamedTuple):
-    """Lengths of one pair, in the unit of the measure, and what is odd about it."""
+class GroupSizes(NamedTuple):
+    """Lengths of one row, in the unit of the measure, and what is odd about it."""
 
     prompt: int
-    chosen: int
-    rejected: int
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
     remarks: tuple[Remark, ...] = ()
 
 
@@ -50,11 +55,11 @@ class Measure(Protocol):
         """Plural noun: "tokens"."""
 
     @property
-    def pairs_at_a_time(self) -> int:
-        """How many pairs it is best given together."""
+    def rows_at_a_time(self) -> int:
+        """How many rows it is best given together."""
 
-    def sizes(self, pairs: Sequence[Pair]) -> Sequence[PairSizes | UnusableRow]:
-        """The lengths of each pair, or why it cannot be used."""
+    def sizes(self, rows: Sequence[PromptAndResponses]) -> Sequence[GroupSizes | UnusableRow]:
+        """The lengths of each row, or why it cannot be used."""
 
 
 @dataclass(slots=True)
@@ -83,11 +88,12 @@ class FileSurvey:
         violations: By reason, the rows that cannot be packed.
         remarks: By kind, rows that can be packed but are odd.
         left_out: By name, the rows that fill a column which is not read.
-        histograms: Lengths of the usable pairs, by part.
-        totals: Costs of the usable pairs.
-        longest: Length of the longest usable pair, packed.
+        histograms: Lengths of the usable rows, by part.
+        totals: Costs of the usable rows, by number of responses.
+        longest: Length of the longest usable row, packed.
         longest_at: Where it stands.
-        sample: Prompt, chosen and rejected length of sampled pairs, in file order; int64, [N, 3].
+        order: Whether neighbours in the file are alike.
+        sample: Lengths of sampled rows, in file order.
         seed: Seed of the sample.
         elapsed_s: Wall time of the pass.
     """
@@ -100,17 +106,18 @@ class FileSurvey:
     remarks: Mapping[Remark, Counted]
     left_out: Mapping[str, int]
     histograms: Mapping[str, LengthHistogram]
-    totals: Totals
+    totals: Mapping[int, Totals]
     longest: int
     longest_at: Place | None
-    sample: Ints
+    order: FileOrder
+    sample: Sequence[GroupLengths]
     seed: int
     elapsed_s: float
 
     @property
     def usable(self) -> int:
         """Rows that can be packed."""
-        return self.totals.num_pairs
+        return sum(totals.num_groups for totals in self.totals.values())
 
 
 Progress = Callable[[float, int, float], None]
@@ -123,7 +130,7 @@ def survey_file(
     *,
     seed: int,
     max_sequence: int | None = None,
-    max_pair: int | None = None,
+    max_group: int | None = None,
     progress: Progress = lambda share, rows, elapsed_s: None,
 ) -> FileSurvey:
     """Read every row of a file once.
@@ -134,7 +141,7 @@ def survey_file(
         seed: Seed of the sample.
         max_sequence: The trainer's limit on prompt and one response; a longer one would be truncated, which is a
             violation.
-        max_pair: Longest packed pair that is used; longer ones are a violation.
+        max_group: Longest packed pair that is used; longer ones are a violation.
         progress: Told now and then how far it is.
 
     Returns:
@@ -146,26 +153,24 @@ def survey_file(
     """
     check_file(path)
     reading = _Reading(path)
-    survey = _Survey(measure, seed, max_sequence, max_pair)
+    survey = _Survey(measure, seed, max_sequence, max_group)
     started = time.monotonic()
     shape: Shape | None = None
-    pairs: list[Pair] = []
-    pairs_at_a_time = measure.pairs_at_a_time
+    rows_at_a_time = measure.rows_at_a_time
     measure_at = _BYTES_AT_A_TIME
-    for row in iter_rows(path, on_line=reading.follow):
+    for row in iter_rows(path, on_block=reading.follow):
         shape = same_shape(row, shape)
         survey.see(row)
         try:
-            pairs.append(shape.read(row))
+            survey.wait(shape.read(row), row)
         except UnusableRow as unusable:
             survey.leave_out(unusable.violation)
-        if len(pairs) >= pairs_at_a_time or reading.bytes_read > measure_at:
-            survey.take(pairs)
-            pairs.clear()
+        if len(survey.waiting) >= rows_at_a_time or reading.bytes_read > measure_at:
+            survey.measure()
             measure_at = reading.bytes_read + _BYTES_AT_A_TIME
         if not survey.rows_read % _ROWS_BETWEEN_PROGRESS:
             progress(reading.share(survey.rows_read), survey.rows_read, time.monotonic() - started)
-    survey.take(pairs)
+    survey.measure()
     survey.settle()
     if shape is None:
         raise AssertionError("iter_rows yields at least one row or raises")
@@ -180,10 +185,11 @@ def survey_file(
         remarks=survey.remarks,
         left_out=dict(sorted(survey.left_out.items())),
         histograms=survey.histograms,
-        totals=survey.totals,
+        totals=dict(sorted(survey.totals.items())),
         longest=survey.longest,
         longest_at=survey.longest_at,
-        sample=survey.reservoir.sample(),
+        order=survey.order,
+        sample=tuple(GroupLengths(*lengths) for lengths in survey.reservoir.sample()),
         seed=seed,
         elapsed_s=elapsed_s,
     )
@@ -200,9 +206,9 @@ class _Reading:
         self._parquet_rows = parquet_num_rows(path) if is_parquet(path) else None
         self._parquet_sha256 = self._sha256_of_file() if is_parquet(path) else None
 
-    def follow(self, line: bytes) -> None:
-        self._digest.update(line)
-        self.bytes_read += len(line)
+    def follow(self, block: bytes) -> None:
+        self._digest.update(block)
+        self.bytes_read += len(block)
 
     def share(self, rows: int) -> float:
         whole, part = (self._size, self.bytes_read) if self._parquet_rows is None else (self._parquet_rows, rows)
@@ -223,26 +229,34 @@ class _Reading:
 class _Survey:
     """What is kept of the rows so far."""
 
-    def __init__(self, measure: Measure, seed: int, max_sequence: int | None, max_pair: int | None) -> None:
+    def __init__(self, measure: Measure, seed: int, max_sequence: int | None, max_group: int | None) -> None:
         self._measure = measure
         self._max_sequence = max_sequence
-        self._max_pair = max_pair
+        self._max_group = max_group
         self.rows_read = 0
         self.violations: dict[Reason, Counted] = {}
         self.remarks: dict[Remark, Counted] = {}
         self.left_out: Counter[str] = Counter()
         self.histograms = {part: LengthHistogram() for part in PARTS}
-        self.totals = NO_PAIRS
+        self.totals: dict[int, Totals] = {}
         self.longest = 0
         self.longest_at: Place | None = None
-        self.reservoir = Reservoir(SAMPLE_SIZE, 3, seed)
-        self._lengths: list[tuple[int, int, int]] = []
+        self.order = FileOrder()
+        self.reservoir: Reservoir[tuple[int, tuple[int, ...]]] = Reservoir(SAMPLE_SIZE, seed)
+        self.waiting: list[PromptAndResponses] = []
+        self._sources: list[str | None] = []
+        self._measured: list[tuple[GroupSizes, Place]] = []
 
     def see(self, row: Row) -> None:
         """Count a row, whatever becomes of it."""
         self.rows_read += 1
         for name in left_out_columns(row):
             self.left_out[name] += 1
+
+    def wait(self, read: PromptAndResponses, row: Row) -> None:
+        """Put a row aside, to be measured with others."""
+        self.waiting.append(read)
+        self._sources.append(source_of(row.columns))
 
     def leave_out(self, violation: Violation) -> None:
         """Count a row that cannot be packed; refuse one that is no preference row at all."""
@@ -253,43 +267,57 @@ class _Survey:
             )
         self.violations.setdefault(violation.reason, Counted()).add(str(violation))
 
-    def take(self, pairs: Sequence[Pair]) -> None:
-        """Measure some pairs; their lengths are added to the sums now and then."""
-        has_limit = self._max_sequence is not None or self._max_pair is not None
-        for pair, sizes in zip(pairs, self._measure.sizes(pairs), strict=True):
+    def measure(self) -> None:
+        """Measure the rows that wait; their lengths are added to the sums now and then."""
+        has_limit = self._max_sequence is not None or self._max_group is not None
+        for read, source, sizes in zip(self.waiting, self._sources, self._measure.sizes(self.waiting), strict=True):
             if isinstance(sizes, UnusableRow):
                 self.leave_out(sizes.violation)
                 continue
-            if has_limit and (violation := self._over_a_limit(pair.place, sizes)) is not None:
+            if has_limit and (violation := self._over_a_limit(read.place, sizes)) is not None:
                 self.leave_out(violation)
                 continue
-            prompt, chosen, rejected, remarks = sizes
-            self._lengths.append((prompt, chosen, rejected))
-            if prompt + chosen + rejected > self.longest:
-                self.longest, self.longest_at = prompt + chosen + rejected, pair.place
-            for remark in remarks:
-                self.remarks.setdefault(remark, Counted()).add(str(pair.place))
-        if len(self._lengths) >= MOST_PAIRS // 2:
-            self.settle()
+            self._measured.append((sizes, read.place))
+            self.order.add_text(read.prompt, source)
+            for remark in sizes.remarks:
+                self.remarks.setdefault(remark, Counted()).add(str(read.place))
+            if len(self._measured) == MOST_GROUPS:
+                self.settle()
+        self.waiting.clear()
+        self._sources.clear()
 
     def settle(self) -> None:
         """Add the lengths that were put aside to the sums."""
-        for at in range(0, len(self._lengths), MOST_PAIRS):
-            lengths = np.array(self._lengths[at : at + MOST_PAIRS], dtype=np.int64)
-            for part, part_lengths in zip(PARTS, (*lengths.T, lengths.sum(1)), strict=True):
-                self.histograms[part].add(part_lengths)
-            self.totals += totals_of(lengths)
-            self.reservoir.add(lengths)
-        self._lengths.clear()
+        if not self._measured:
+            return
+        sizes, places = zip(*self._measured, strict=True)
+        prompts, chosen, rejected, _ = zip(*sizes, strict=True)
+        responses = [(*these, *others) for these, others in zip(chosen, rejected, strict=True)]
+        groups = GroupArrays.of(prompts, responses)
+        packed = groups.prompt + groups.total
+        for part, lengths in zip(PARTS, (prompts, _flat(chosen), _flat(rejected), packed), strict=True):
+            self.histograms[part].add(np.array(lengths, dtype=np.int64))
+        for count in np.unique(groups.count).tolist():
+            key = min(count, MOST_COUNTED)
+            self.totals[key] = self.totals.get(key, NOTHING) + totals_of(groups.where(groups.count == count))
+        if packed.max() > self.longest:
+            self.longest, self.longest_at = int(packed.max()), places[int(packed.argmax())]
+        self.order.add_lengths(packed)
+        self.reservoir.add(list(zip(prompts, responses, strict=True)))
+        self._measured.clear()
 
-    def _over_a_limit(self, place: Place, sizes: PairSizes) -> Violation | None:
+    def _over_a_limit(self, place: Place, sizes: GroupSizes) -> Violation | None:
         unit = self._measure.unit
-        longer = sizes.prompt + max(sizes.chosen, sizes.rejected)
+        longer = sizes.prompt + max(*sizes.chosen, *sizes.rejected)
         if self._max_sequence is not None and longer > self._max_sequence:
             detail = f"{longer} {unit} in prompt and one response, where the trainer cuts at {self._max_sequence}"
             return Violation(Reason.TRUNCATED, place, detail)
-        packed = sizes.prompt + sizes.chosen + sizes.rejected
-        if self._max_pair is not None and packed > self._max_pair:
-            detail = f"{packed} {unit} in prompt and both responses, at most {self._max_pair} asked for"
+        packed = sizes.prompt + sum(sizes.chosen) + sum(sizes.rejected)
+        if self._max_group is not None and packed > self._max_group:
+            detail = f"{packed} {unit} in prompt and all responses, at most {self._max_group} asked for"
             return Violation(Reason.OVER_MAX_TOKENS, place, detail)
         return None
+
+
+def _flat(lengths: Sequence[tuple[int, ...]]) -> list[int]:
+    return [length for several in lengths for length in several]

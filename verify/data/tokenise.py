@@ -1,4 +1,4 @@
-"""From a pair to token ids, through the tokenizer's chat template, without a token moving over the seam."""
+"""From a row's texts to token ids, through the tokenizer's chat template, without a token moving over the seam."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import jinja2
 from transformers import AutoTokenizer
 
-from verify.data.pairs import Pair, TextPair, Turns
+from verify.data.pairs import PromptAndResponses, ResponseGroup, Turns, as_group
 from verify.data.rows import DataError, Place
 from verify.data.violations import Reason, UnusableRow
 from verify.groups import PreferenceGroup, TokenIds
@@ -86,8 +86,8 @@ def end_token_ids(tokenizer: ChatTokenizer) -> frozenset[int]:
     return frozenset(special | set(getattr(tokenizer, "all_special_ids", ())))
 
 
-def encode_pair(tokenizer: ChatTokenizer, pair: Pair) -> PreferenceGroup:
-    """Token ids of a pair.
+def encode_group(tokenizer: ChatTokenizer, row: PromptAndResponses) -> PreferenceGroup:
+    """Token ids of a pair or a group.
 
     Turns go through the chat template: ``prompt_ids`` are those of the prompt with the generation prompt, a
     completion is what the ids of the whole conversation add to them. The template writes the special tokens, so the
@@ -98,52 +98,55 @@ def encode_pair(tokenizer: ChatTokenizer, pair: Pair) -> PreferenceGroup:
     response that does not end with it.
 
     Args:
-        tokenizer: A tokenizer, with a chat template if the pair consists of turns.
-        pair: Turns or plain text.
+        tokenizer: A tokenizer, with a chat template if the row consists of turns.
+        row: Turns or plain text.
 
     Returns:
-        A group 1+1 whose source is the place of the row.
+        A group with the responses of the row, whose source is its place.
 
     Raises:
         DataError: The tokenizer lacks the chat template, or for plain text the end-of-sequence token.
-        UnusableRow: The two sides do not share the prompt's tokens, or have no tokens of their own to tell apart.
+        UnusableRow: The responses do not share the prompt's tokens, or have no tokens of their own to tell apart.
     """
-    texts = pair_texts(tokenizer, pair)
-    add_special_tokens = isinstance(pair, TextPair)
+    group = as_group(row)
+    texts = _texts(tokenizer, group)
+    add_special_tokens = isinstance(group.prompt, str)
     # verbose=False: the tokenizer's word on long inputs; lengths are judged elsewhere, nothing is cut.
     ids = [tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False) for text in texts]
-    return _group(tokenizer, pair, [tuple(text_ids) for text_ids in ids])
+    return _token_group(tokenizer, group, [tuple(text_ids) for text_ids in ids])
 
 
-def encode_pairs(tokenizer: ChatTokenizer, pairs: Sequence[Pair]) -> list[PreferenceGroup | UnusableRow]:
-    """Token ids of several pairs at a time, which is as fast as the tokenizer is.
+def encode_groups(tokenizer: ChatTokenizer, rows: Sequence[PromptAndResponses]) -> list[PreferenceGroup | UnusableRow]:
+    """Token ids of several rows at a time, which is as fast as the tokenizer is.
 
     Args:
-        tokenizer: As in `encode_pair`.
-        pairs: Pairs, all of turns or all of plain text.
+        tokenizer: As in `encode_group`.
+        rows: Pairs or groups, all of turns or all of plain text.
 
     Returns:
-        For each pair the group that `encode_pair` gives, or the error that it raises.
+        For each row the group that `encode_group` gives, or the error that it raises.
 
     Raises:
-        DataError: As `encode_pair`.
+        DataError: As `encode_group`.
     """
-    texts: list[str] = []
-    unusable: dict[int, UnusableRow] = {}
-    for index, pair in enumerate(pairs):
+    groups = [as_group(row) for row in rows]
+    texts_of: list[tuple[str, ...] | UnusableRow] = []
+    for group in groups:
         try:
-            texts += pair_texts(tokenizer, pair)
+            texts_of.append(_texts(tokenizer, group))
         except UnusableRow as error:
-            unusable[index] = error
-    add_special_tokens = any(isinstance(pair, TextPair) for pair in pairs)
+            texts_of.append(error)
+    texts = [text for found in texts_of if not isinstance(found, UnusableRow) for text in found]
+    add_special_tokens = any(isinstance(group.prompt, str) for group in groups)
     encoded = _encode_all(tokenizer, texts, add_special_tokens=add_special_tokens)
     results: list[PreferenceGroup | UnusableRow] = []
-    for index, pair in enumerate(pairs):
-        if index in unusable:
-            results.append(unusable[index])
+    for group, found in zip(groups, texts_of, strict=True):
+        if isinstance(found, UnusableRow):
+            results.append(found)
             continue
+        ids = [tuple(next(encoded)) for _ in found]
         try:
-            results.append(_group(tokenizer, pair, [tuple(next(encoded)) for _ in range(_TEXTS_OF_PAIR)]))
+            results.append(_token_group(tokenizer, group, ids))
         except UnusableRow as error:
             results.append(error)
     return results
@@ -156,72 +159,78 @@ def _encode_all(tokenizer: ChatTokenizer, texts: list[str], *, add_special_token
     return iter(encoding["input_ids"])
 
 
-_TEXTS_OF_PAIR = 3
-
-
-def pair_texts(tokenizer: ChatTokenizer, pair: Pair) -> tuple[str, str, str]:
-    """What is tokenised of a pair: the prompt, the prompt with the chosen and with the rejected response.
+def _texts(tokenizer: ChatTokenizer, group: ResponseGroup) -> tuple[str, ...]:
+    """What is tokenised of a group: the prompt, and the prompt with each response.
 
     Raises:
         DataError: The tokenizer lacks the chat template, or for plain text the end-of-sequence token.
-        UnusableRow: The template refuses the turns, or the rendered conversation does not begin with the prompt.
+        UnusableRow: The template refuses the turns, or a rendered conversation does not begin with the prompt.
     """
-    if isinstance(pair, TextPair):
-        texts = _plain_texts(tokenizer, pair)
+    if isinstance(group.prompt, str):
+        prompt, conversations = group.prompt, _plain_conversations(tokenizer, group)
     else:
-        prompt = _render(tokenizer, pair.prompt, pair.place, add_generation_prompt=True)
-        chosen, rejected = (
-            _render(tokenizer, pair.prompt + response, pair.place, add_generation_prompt=False)
-            for response in (pair.chosen, pair.rejected)
-        )
-        texts = prompt, chosen, rejected
-    for side, conversation in zip(("chosen", "rejected"), texts[1:], strict=True):
-        if not conversation.startswith(texts[0]):
-            detail = f"the rendered {side} conversation does not begin with the rendered prompt"
-            raise UnusableRow(Reason.TEMPLATE_REWRITES_PROMPT, pair.place, detail)
-    return texts
+        prompt = _render(tokenizer, group.prompt, group.place, add_generation_prompt=True)
+        conversations = [
+            _render(tokenizer, (*group.prompt, *response), group.place, add_generation_prompt=False)
+            for _, response in group.named_responses
+        ]
+    for (name, _), conversation in zip(group.named_responses, conversations, strict=True):
+        if not conversation.startswith(prompt):
+            detail = f"the rendered {name} conversation does not begin with the rendered prompt"
+            raise UnusableRow(Reason.TEMPLATE_REWRITES_PROMPT, group.place, detail)
+    return (prompt, *conversations)
 
 
-def _group(tokenizer: ChatTokenizer, pair: Pair, ids: Sequence[TokenIds]) -> PreferenceGroup:
-    """The group of a pair, from the token ids of its `pair_texts`."""
+def _token_group(tokenizer: ChatTokenizer, group: ResponseGroup, ids: Sequence[TokenIds]) -> PreferenceGroup:
+    """The group as token ids, from the ids of its `_texts`."""
     prompt_ids, *conversations = ids
     if not prompt_ids:
-        raise UnusableRow(Reason.EMPTY_PROMPT, pair.place, "the prompt has no token")
+        raise UnusableRow(Reason.EMPTY_PROMPT, group.place, "the prompt has no token")
     if tokenizer.bos_token_id is not None and prompt_ids[:2] == (tokenizer.bos_token_id,) * 2:
         detail = "the prompt begins with the beginning-of-sequence token twice"
-        raise UnusableRow(Reason.DOUBLED_BOS, pair.place, detail)
-    chosen_ids, rejected_ids = (
-        _completion_ids(prompt_ids, conversation_ids, side, pair)
-        for side, conversation_ids in zip(("chosen", "rejected"), conversations, strict=True)
+        raise UnusableRow(Reason.DOUBLED_BOS, group.place, detail)
+    names = [name for name, _ in group.named_responses]
+    completions = [
+        _completion_ids(prompt_ids, conversation_ids, name, group)
+        for name, conversation_ids in zip(names, conversations, strict=True)
+    ]
+    if len(set(completions)) < len(completions):
+        raise UnusableRow(Reason.IDENTICAL_RESPONSES, group.place, _which_are_the_same(names, completions))
+    num_chosen = len(group.chosen)
+    return PreferenceGroup(
+        prompt_ids, tuple(completions[:num_chosen]), tuple(completions[num_chosen:]), source=str(group.place)
     )
-    if chosen_ids == rejected_ids:
-        detail = f"both responses are the same {len(chosen_ids)} tokens"
-        raise UnusableRow(Reason.IDENTICAL_RESPONSES, pair.place, detail)
-    return PreferenceGroup(prompt_ids, (chosen_ids,), (rejected_ids,), source=str(pair.place))
 
 
-def _completion_ids(prompt_ids: TokenIds, conversation_ids: TokenIds, side: str, pair: Pair) -> TokenIds:
+def _which_are_the_same(names: Sequence[str], completions: Sequence[TokenIds]) -> str:
+    for index, completion in enumerate(completions):
+        if (first := completions.index(completion)) < index:
+            return f"{names[first]} and {names[index]} are the same {len(completion)} tokens"
+    raise AssertionError("all completions differ")
+
+
+def _completion_ids(prompt_ids: TokenIds, conversation_ids: TokenIds, name: str, group: ResponseGroup) -> TokenIds:
     seam = len(prompt_ids)
     if conversation_ids[:seam] != prompt_ids:
-        pairs = zip(prompt_ids, conversation_ids, strict=False)
-        parted = next((i for i, (a, b) in enumerate(pairs) if a != b), min(seam, len(conversation_ids)))
-        remedy = _SEAM_REMEDY_OF_TEXT if isinstance(pair, TextPair) else _SEAM_REMEDY_OF_TURNS
-        detail = f"with {side} the prompt tokens change from token {parted + 1} of {seam} on ({remedy})"
-        raise UnusableRow(Reason.SEAM_MERGE, pair.place, detail)
+        both = zip(prompt_ids, conversation_ids, strict=False)
+        parted = next((i for i, (a, b) in enumerate(both) if a != b), min(seam, len(conversation_ids)))
+        remedy = _SEAM_REMEDY_OF_TEXT if isinstance(group.prompt, str) else _SEAM_REMEDY_OF_TURNS
+        detail = f"with {name} the prompt tokens change from token {parted + 1} of {seam} on ({remedy})"
+        raise UnusableRow(Reason.SEAM_MERGE, group.place, detail)
     if len(conversation_ids) == seam:
-        raise UnusableRow(Reason.EMPTY_RESPONSE, pair.place, f"{side} has no token")
+        raise UnusableRow(Reason.EMPTY_RESPONSE, group.place, f"{name} has no token")
     return conversation_ids[seam:]
 
 
-def _plain_texts(tokenizer: ChatTokenizer, pair: TextPair) -> tuple[str, str, str]:
+def _plain_conversations(tokenizer: ChatTokenizer, group: ResponseGroup) -> list[str]:
     eos = tokenizer.eos_token
     if not eos:
         raise DataError(
-            f"{pair.place}: plain-text rows need a tokenizer with an end-of-sequence token; this has none: "
+            f"{group.place}: plain-text rows need a tokenizer with an end-of-sequence token; this has none: "
             "add eos_token to tokenizer_config.json"
         )
-    chosen, rejected = (text if text.endswith(eos) else text + eos for text in (pair.chosen, pair.rejected))
-    return pair.prompt, pair.prompt + chosen, pair.prompt + rejected
+    responses = [str(response) for _, response in group.named_responses]
+    return [f"{group.prompt}{text if text.endswith(eos) else text + eos}" for text in responses]
 
 
 def _render(tokenizer: ChatTokenizer, turns: Turns, place: Place, *, add_generation_prompt: bool) -> str:

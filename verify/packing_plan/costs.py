@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from verify.models.configs import NamedConfig
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,25 @@ def packed_work(group: GroupLengths) -> Work:
     return Work(tokens=group.packed, pairs=causal_pairs(group.prompt) + branches, predictors=sum(group.responses))
 
 
+class Decoder(Protocol):
+    """Sizes of a dense decoder with gated feed-forward layers (Qwen3, Llama, Mistral and their kin)."""
+
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102 - the names are those of transformers' configs
+    @property
+    def hidden_size(self) -> int: ...  # noqa: D102
+    @property
+    def intermediate_size(self) -> int: ...  # noqa: D102
+    @property
+    def num_hidden_layers(self) -> int: ...  # noqa: D102
+    @property
+    def num_attention_heads(self) -> int: ...  # noqa: D102
+    @property
+    def num_key_value_heads(self) -> int: ...  # noqa: D102
+    @property
+    def head_dim(self) -> int: ...  # noqa: D102
+
+
 @dataclass(frozen=True, slots=True)
 class FlopPrices:
     """Forward FLOPs of a model by token, pair and predictor, all layers together.
@@ -106,8 +124,8 @@ class FlopPrices:
     by_predictor: int
 
     @classmethod
-    def of(cls, config: NamedConfig) -> FlopPrices:
-        """The prices of a Qwen3 decoder."""
+    def of(cls, config: Decoder) -> FlopPrices:
+        """The prices of a decoder."""
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         attention_params = 2 * config.hidden_size * config.head_dim * (heads + kv_heads)
         mlp_params = 3 * config.hidden_size * config.intermediate_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from verify.packing_plan.costs import GroupLengths
@@ -28,21 +29,26 @@ class LogNormal:
         """One length."""
         return min(self.longest, max(1, round(self.median * generator.lognormvariate(0.0, self.sigma))))
 
+    def __str__(self) -> str:
+        if not self.sigma:
+            return f"{self.median:g}"
+        return f"log-normal, median {self.median:g}, sigma {self.sigma:g}, at most {self.longest}"
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Lengths of groups with a fixed number of responses, all drawn independently."""
+    """Lengths of prompts and responses, all drawn independently."""
 
     prompt: LogNormal
     response: LogNormal
-    num_responses: int = 2
 
-    def draw(self, num_groups: int, seed: int) -> tuple[GroupLengths, ...]:
+    def draw(self, num_groups: int, seed: int, responses: tuple[int, int] = (2, 2)) -> tuple[GroupLengths, ...]:
         """Draw groups.
 
         Args:
             num_groups: How many.
             seed: Seed of the generator.
+            responses: Fewest and most responses of a group; every number between them is as likely.
 
         Returns:
             The groups; the same for the same seed.
@@ -50,7 +56,8 @@ class Distribution:
         generator = random.Random(seed)
         return tuple(
             GroupLengths(
-                self.prompt.draw(generator), tuple(self.response.draw(generator) for _ in range(self.num_responses))
+                self.prompt.draw(generator),
+                tuple(self.response.draw(generator) for _ in range(generator.randint(*responses))),
             )
             for _ in range(num_groups)
         )
@@ -79,5 +86,7 @@ def named_distribution(name: str) -> Distribution:
         ValueError: Unknown name; the message lists the known ones.
     """
     if name not in DISTRIBUTIONS:
-        raise ValueError(f"unknown distribution of lengths {name!r}: give one of {', '.join(DISTRIBUTIONS)}")
+        close = get_close_matches(name, DISTRIBUTIONS, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"unknown distribution of lengths {name!r}{hint}: give one of {', '.join(DISTRIBUTIONS)}")
     return DISTRIBUTIONS[name]

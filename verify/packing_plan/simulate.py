@@ -13,8 +13,11 @@ included, and attention as the layout's kernel has it:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from verify.packing_plan.costs import (
     FlopPrices,
@@ -101,7 +104,6 @@ class PlanResult:
         flops: Forward FLOPs of all ranks.
         waiting_share: Share of the ranks' time in which they wait for the slowest.
         speed_up: Time for each group unpacked and padded ("plain") over the time with this plan.
-        order: Whether rows follow the order of the data set; None where no row holds two groups.
     """
 
     plan: str
@@ -114,7 +116,6 @@ class PlanResult:
     flops: int
     waiting_share: float
     speed_up: float
-    order: OrderCheck | None
 
     @property
     def token_utilisation(self) -> float:
@@ -140,12 +141,8 @@ class _Epoch:
     positions: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """The steps of a plan, and the positions in the data set of what each row holds."""
-
-    steps: Sequence[Sequence[RankStep]]
-    rows: Rows
+Steps = Sequence[Sequence[RankStep]]
+"""What each rank does, step by step."""
 
 
 def simulate(groups: Sequence[GroupLengths], setting: Setting, plans: Sequence[str] = ()) -> tuple[PlanResult, ...]:
@@ -162,20 +159,60 @@ def simulate(groups: Sequence[GroupLengths], setting: Setting, plans: Sequence[s
     Raises:
         ValueError: No group, an unknown plan, or a group longer than the row limit (where a plan has one).
     """
-    if not groups:
-        raise ValueError("no group to plan for: at least one is needed")
     if unknown := [plan for plan in plans if plan not in PLANS]:
         raise ValueError(f"unknown plan {unknown[0]!r}: expected one of {', '.join(PLANS)}")
     epoch = _epoch(groups, setting)
-    plain = _plain(epoch, setting, batches_in_order).steps
-    time_of_plain_group = _time(plain, setting.prices) / _num_examples(plain)
-    return tuple(
-        _result(plan, PLANS[plan](epoch, setting), setting, time_of_plain_group) for plan in plans or tuple(PLANS)
-    )
+    plain_time = _time_of_plain_group(epoch, setting)
+    return tuple(_result(plan, PLANS[plan](epoch, setting), setting, plain_time) for plan in plans or tuple(PLANS))
+
+
+def simulate_row_limits(
+    groups: Sequence[GroupLengths], setting: Setting, limits: Sequence[int]
+) -> tuple[tuple[int, PlanResult], ...]:
+    """Run one epoch in rows of several limits, with prompts repeated and with prompts shared.
+
+    Args:
+        groups: As in `simulate`.
+        setting: As in `simulate`; its row limit takes no part.
+        limits: Slots of a row, ascending.
+
+    Returns:
+        For each limit both plans.
+
+    Raises:
+        ValueError: As `simulate`.
+    """
+    epoch = _epoch(groups, replace(setting, row_limit=limits[-1]))
+    plain_time = _time_of_plain_group(epoch, setting)
+    results = []
+    for plan, items in ((REPEATED_ROWS, _sequences(epoch)), (SHARED_ROWS, _packed_groups(epoch))):
+        for limit in limits:
+            limited = replace(setting, row_limit=limit)
+            steps = _sequence_packed(len(epoch.groups), limited, items)
+            results.append((limit, _result(plan, steps, limited, plain_time)))
+    return tuple(sorted(results, key=lambda each: each[0]))
+
+
+def order_in_rows(groups: Sequence[GroupLengths], setting: Setting, *, shuffled: bool) -> OrderCheck | None:
+    """Whether rows of several groups with shared prompts follow the order of the data set.
+
+    Args:
+        groups: As in `simulate`.
+        setting: As in `simulate`.
+        shuffled: Shuffle the groups before they are packed, as every plan does; False to see what that prevents.
+
+    Returns:
+        What was found; None where no row holds two groups.
+    """
+    order = sampling_order(len(groups), setting.seed) if shuffled else range(len(groups))
+    rows = first_fit_decreasing([groups[position].packed for position in order], setting.row_limit)
+    return check_order([[order[item] for item in row] for row in rows], setting.seed)
 
 
 def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
     """The shuffled groups, cut to whole steps; a short data set is repeated first."""
+    if not groups:
+        raise ValueError("no group to plan for: at least one is needed")
     step = setting.num_ranks * setting.groups_per_rank
     tokens_of_steps = FEWEST_STEPS * setting.num_ranks * setting.row_limit
     repeats = max(-(-FEWEST_STEPS * step // len(groups)), -(-tokens_of_steps // sum(group.packed for group in groups)))
@@ -187,32 +224,36 @@ def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
     return _Epoch([groups[position] for position in positions], positions)
 
 
-def _time(steps: Sequence[Sequence[RankStep]], prices: FlopPrices) -> int:
+def _time(steps: Steps, prices: FlopPrices) -> int:
     """FLOPs of the slowest rank, summed over steps."""
     return sum(max(prices.flops(rank.work) for rank in step) for step in steps)
 
 
-def _num_examples(steps: Sequence[Sequence[RankStep]]) -> float:
+def _time_of_plain_group(epoch: _Epoch, setting: Setting) -> float:
+    plain = _plain(epoch, setting, batches_in_order)
+    return _time(plain, setting.prices) / _num_examples(plain)
+
+
+def _num_examples(steps: Steps) -> float:
     return sum(rank.num_examples for step in steps for rank in step)
 
 
-def _result(plan: str, made: _Steps, setting: Setting, time_of_plain_group: float) -> PlanResult:
-    ranks = [rank for step in made.steps for rank in step]
-    num_examples = _num_examples(made.steps)
+def _result(plan: str, steps: Steps, setting: Setting, time_of_plain_group: float) -> PlanResult:
+    ranks = [rank for step in steps for rank in step]
+    num_examples = _num_examples(steps)
     flops = sum(setting.prices.flops(rank.work) for rank in ranks)
-    time = _time(made.steps, setting.prices)
+    time = _time(steps, setting.prices)
     return PlanResult(
         plan=plan,
-        num_steps=len(made.steps),
+        num_steps=len(steps),
         num_rows=sum(rank.num_rows for rank in ranks),
         num_examples=num_examples,
-        slots_per_step=sum(rank.work.tokens for rank in ranks) / len(made.steps),
-        useful_tokens_per_step=sum(rank.useful_tokens for rank in ranks) / len(made.steps),
+        slots_per_step=sum(rank.work.tokens for rank in ranks) / len(steps),
+        useful_tokens_per_step=sum(rank.useful_tokens for rank in ranks) / len(steps),
         peak_slots=max(rank.work.tokens for rank in ranks),
         flops=flops,
         waiting_share=1 - flops / (setting.num_ranks * time),
         speed_up=time_of_plain_group * num_examples / time,
-        order=check_order(made.rows, setting.seed),
     )
 
 
@@ -245,12 +286,12 @@ def _steps_of_groups(
     ]
 
 
-def _plain(epoch: _Epoch, setting: Setting, batching: Batching) -> _Steps:
-    return _Steps(_steps_of_groups(epoch, setting, batching, _padded_sequences), ())
+def _plain(epoch: _Epoch, setting: Setting, batching: Batching) -> Steps:
+    return _steps_of_groups(epoch, setting, batching, _padded_sequences)
 
 
-def _packed(epoch: _Epoch, setting: Setting, batching: Batching) -> _Steps:
-    return _Steps(_steps_of_groups(epoch, setting, batching, _padded_groups), ())
+def _packed(epoch: _Epoch, setting: Setting, batching: Batching) -> Steps:
+    return _steps_of_groups(epoch, setting, batching, _padded_groups)
 
 
 def _padded_sequences(groups: Sequence[GroupLengths]) -> RankStep:
@@ -263,67 +304,79 @@ def _padded_sequences(groups: Sequence[GroupLengths]) -> RankStep:
 
 
 def _padded_groups(groups: Sequence[GroupLengths]) -> RankStep:
-    """A row for each group, padded to the longest."""
+    """A row for each group, padded to the longest; padding attends to itself only."""
     width = max(group.packed for group in groups)
-    return _rank_step([([group.packed], packed_work(group), 1.0) for group in groups], width)
+    parts = [packed_work(group) for group in groups]
+    pairs = sum(part.pairs + causal_pairs(width - part.tokens) for part in parts)
+    work = Work(width * len(groups), pairs, sum(part.predictors for part in parts))
+    return RankStep(work, sum(part.tokens for part in parts), len(groups), len(groups))
 
 
-Item = tuple[list[int], Work, float]
-"""Of one row: the lengths of what it holds, its work without padding, and how many groups that is."""
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """What rows of several groups are filled with, whole groups or single sequences; [N] each.
+
+    Args:
+        tokens: Slots that an item takes.
+        pairs: Pairs of query and key within it.
+        predictors: Its positions that go through the head.
+        examples: The part of a group that it is.
+    """
+
+    tokens: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    predictors: NDArray[np.int64]
+    examples: NDArray[np.float64]
 
 
-def _rank_step(rows: Sequence[Item], width: int) -> RankStep:
-    filled = [sum(lengths) for lengths, _, _ in rows]
-    padding = [width - slots for slots in filled]
-    work = _sum_of_work([row_work for _, row_work, _ in rows])
-    work += Work(sum(padding), sum(map(causal_pairs, padding)), 0)
-    return RankStep(work, sum(filled), len(rows), sum(examples for _, _, examples in rows))
+def _items(parts: Sequence[tuple[Work, float]]) -> _Items:
+    tokens, pairs, predictors = np.array([(w.tokens, w.pairs, w.predictors) for w, _ in parts], dtype=np.int64).T
+    return _Items(tokens, pairs, predictors, np.array([examples for _, examples in parts]))
 
 
-def _sum_of_work(parts: Sequence[Work]) -> Work:
-    return Work(sum(p.tokens for p in parts), sum(p.pairs for p in parts), sum(p.predictors for p in parts))
+def _packed_groups(epoch: _Epoch) -> _Items:
+    return _items([(packed_work(group), 1.0) for group in epoch.groups])
 
 
-def _sequence_packed(epoch: _Epoch, setting: Setting, items: Sequence[Item], positions: Sequence[int]) -> _Steps:
-    """Rows of the limit, filled with whole items, in shuffled order; about as many groups per step as without."""
-    filled = first_fit_decreasing([sum(lengths) for lengths, _, _ in items], setting.row_limit)
-    rows = [filled[i] for i in sampling_order(len(filled), setting.seed)]
-    contents = [_merged([items[item] for item in row]) for row in rows]
-    rows_per_rank = max(1, round(setting.groups_per_rank * len(rows) / len(epoch.groups)))
-    ranks = [
-        _rank_step([contents[row] for row in batch], setting.row_limit)
-        for batch in batches_in_order(range(len(rows)), rows_per_rank)
-    ]
-    whole = len(ranks) // setting.num_ranks * setting.num_ranks or len(ranks)
-    steps = [ranks[at : at + setting.num_ranks] for at in range(0, whole, setting.num_ranks)]
-    return _Steps(steps, tuple(tuple(sorted({positions[item] for item in row})) for row in rows))
-
-
-def _merged(items: Sequence[Item]) -> Item:
-    return (
-        [length for lengths, _, _ in items for length in lengths],
-        _sum_of_work([work for _, work, _ in items]),
-        sum(examples for _, _, examples in items),
+def _sequences(epoch: _Epoch) -> _Items:
+    """Those of one group may lie in different rows."""
+    return _items(
+        [
+            (Work(group.prompt + response, causal_pairs(group.prompt + response), response), 1 / len(group.responses))
+            for group in epoch.groups
+            for response in group.responses
+        ]
     )
 
 
-def _shared_prompt_rows(epoch: _Epoch, setting: Setting) -> _Steps:
-    items = [([group.packed], packed_work(group), 1.0) for group in epoch.groups]
-    return _sequence_packed(epoch, setting, items, epoch.positions)
+def _sequence_packed(num_groups: int, setting: Setting, items: _Items) -> Steps:
+    """Rows of the limit, filled with whole items, in shuffled order; about as many groups per step as without."""
+    limit = setting.row_limit
+    filled = first_fit_decreasing(items.tokens.tolist(), limit)
+    rows = [filled[i] for i in sampling_order(len(filled), setting.seed)]
+    order = np.array([item for row in rows for item in row], dtype=np.intp)
+    row_starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])[:-1]]).astype(np.intp)
+    useful, pairs, predictors, examples = (
+        np.add.reduceat(values[order], row_starts)
+        for values in (items.tokens, items.pairs, items.predictors, items.examples)
+    )
+    padding = limit - useful
+    pairs = pairs + padding * (padding + 1) // 2
+    rows_per_rank = max(1, round(setting.groups_per_rank * len(rows) / num_groups))
+    ranks = [
+        RankStep(
+            Work(limit * len(useful[batch]), int(pairs[batch].sum()), int(predictors[batch].sum())),
+            int(useful[batch].sum()),
+            len(useful[batch]),
+            float(examples[batch].sum()),
+        )
+        for batch in (slice(at, at + rows_per_rank) for at in range(0, len(rows), rows_per_rank))
+    ]
+    whole = len(ranks) // setting.num_ranks * setting.num_ranks or len(ranks)
+    return [ranks[at : at + setting.num_ranks] for at in range(0, whole, setting.num_ranks)]
 
 
-def _repeated_prompt_rows(epoch: _Epoch, setting: Setting) -> _Steps:
-    """The items are sequences; those of one group may lie in different rows."""
-    items, positions = [], []
-    for group, position in zip(epoch.groups, epoch.positions, strict=True):
-        for response in group.responses:
-            length = group.prompt + response
-            items.append(([length], Work(length, causal_pairs(length), response), 1 / len(group.responses)))
-            positions.append(position)
-    return _sequence_packed(epoch, setting, items, positions)
-
-
-PLANS: Mapping[str, Callable[[_Epoch, Setting], _Steps]] = MappingProxyType(
+PLANS: Mapping[str, Callable[[_Epoch, Setting], Steps]] = MappingProxyType(
     {
         "plain": lambda epoch, setting: _plain(epoch, setting, batches_in_order),
         "bucketing": lambda epoch, setting: _plain(epoch, setting, _bucketed_by(_longest_sequences(epoch))),
@@ -332,8 +385,8 @@ PLANS: Mapping[str, Callable[[_Epoch, Setting], _Steps]] = MappingProxyType(
         "packing, sorting": lambda epoch, setting: _packed(
             epoch, setting, _sorted_by([group.packed for group in epoch.groups])
         ),
-        REPEATED_ROWS: _repeated_prompt_rows,
-        SHARED_ROWS: _shared_prompt_rows,
+        REPEATED_ROWS: lambda epoch, setting: _sequence_packed(len(epoch.groups), setting, _sequences(epoch)),
+        SHARED_ROWS: lambda epoch, setting: _sequence_packed(len(epoch.groups), setting, _packed_groups(epoch)),
     }
 )
 """What each plan is called, from the simplest on."""

@@ -179,6 +179,82 @@ def test_real_files_are_all_usable(cli: Cli) -> None:
     assert report["advice"]["advice"] == "pays"
 
 
+def test_rows_with_several_responses_are_groups(cli: Cli) -> None:
+    report = json.loads(cli(SAMPLES / "text_groups.jsonl", "--json", "--quiet").out)
+    assert (report["shape"], report["rows_usable"]) == ("text_groups", 3)
+    assert {part["responses"]: part["groups"] for part in report["algebra"]["by_responses"]} == {2: 1, 3: 1, 4: 1}
+    rows = [json.loads(line) for line in (SAMPLES / "text_groups.jsonl").read_text(encoding="utf-8").splitlines()]
+    lengths = [(len(row["prompt"]), [len(text) for text in row["chosen"] + row["rejected"]]) for row in rows]
+    assert report["algebra"]["tokens_packed"] == sum(p + sum(r) for p, r in lengths)
+    assert report["algebra"]["tokens_unpacked"] == sum(len(r) * p + sum(r) for p, r in lengths)
+
+
+def test_a_file_sorted_by_source_is_told_from_a_shuffled_one(cli: Cli, write: Callable[..., Path]) -> None:
+    rows = [turns_row(f"question {i}", "yes " * (1 + i % 7), "no") | {"source": f"set-{i // 50}"} for i in range(200)]
+    found = {}
+    for name, order in (("sorted", range(200)), ("shuffled", [i * 73 % 200 for i in range(200)])):
+        done = cli(write(lines(*(rows[i] for i in order)), f"{name}.jsonl"), "--quiet")
+        found[name] = " ".join(done.out.split())
+    assert "the file is sorted by source" in found["sorted"]
+    assert "shuffle before packing, and record the seed" in found["sorted"]
+    assert "it is not sorted by source" in found["shuffled"]
+    assert "shuffle before packing, and record the seed" not in found["shuffled"]
+
+
+def test_a_prompt_several_times_in_a_row_is_told(cli: Cli, write: Callable[..., Path]) -> None:
+    rows = [turns_row(f"question {i // 3}", f"yes {i}", "no") for i in range(30)]
+    done = cli(write(lines(*rows)), "--quiet")
+    assert "20 rows with the prompt of the row before" in " ".join(done.out.split())
+
+
+def test_the_report_comes_back_and_two_are_compared(
+    cli: Cli, write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, rows in (("long", LONG_PROMPTS), ("short", SHORT_PROMPTS)):
+        cli(write(lines(*rows), f"{name}.jsonl"), "--quiet", "--out", tmp_path / name)
+    again, both = (
+        subprocess.run(
+            [sys.executable, "-c", WITHOUT_TORCH, "report", *arguments],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )
+        for arguments in (
+            (str(tmp_path / "long"), "--out", str(tmp_path / "again")),
+            (str(tmp_path / "long"), str(tmp_path / "short")),
+        )
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "Packing pays" in again.stdout
+    for name in DATA_REPORT_FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "long" / name).read_bytes()
+    assert both.returncode == 0, both.stderr
+    words = " ".join(both.stdout.split())
+    assert "advice Packing pays Packing does not pay" in words
+    assert "packed / unpacked, token 0.5" in words
+    assert "file long.jsonl short.jsonl" in words
+
+
+WITHOUT_TORCH = """
+import runpy, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "peft", "safetensors", "pyarrow"}:
+            raise ImportError(name + " is blocked")
+
+sys.meta_path.insert(0, Blocked())
+runpy.run_module("verify", run_name="__main__")
+"""
+
+
+def test_a_file_is_surveyed_and_lengths_are_drawn_without_torch(write: Callable[..., Path]) -> None:
+    for arguments in (["data", str(write(lines(*LONG_PROMPTS)))], ["simulate", "balanced", "--groups", "64"]):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_TORCH, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Packing pays" in done.stdout
+
+
 # Bad input: one line on standard error, status 2, nothing written.
 
 GOOD = lines(turns_row("one", "yes", "no"))
@@ -221,7 +297,7 @@ def test_a_row_limit_below_the_longest_pair_names_the_pair(cli: Cli, write: Call
     done = cli(write(lines(*LONG_PROMPTS)), "--row-limit", "100", "--quiet")
     assert done.status == 2
     line = 1 + lengths.index(max(lengths))
-    assert f"pairs.jsonl:{line}: the pair takes {max(lengths)} characters" in done.err
+    assert f"pairs.jsonl:{line}: the row takes {max(lengths)} characters" in done.err
     assert "more than the row limit of 100" in done.err
     assert "--max-tokens 100" in done.err
 
@@ -235,6 +311,21 @@ def test_a_parquet_file_without_the_columns_is_refused(cli: Cli, tmp_path: Path)
     done = cli(path, "--quiet")
     assert done.status == 2
     assert "pairs.parquet:1: not a known shape of preference row; columns found: text" in done.err
+
+
+def test_strings_of_a_parquet_file_that_are_not_utf8_name_row_and_column(cli: Cli, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    raw = pyarrow.array([b"a"] * 70 + [b"\xff"], type=pyarrow.binary())
+    texts = pyarrow.StringArray.from_buffers(len(raw), raw.buffers()[1], raw.buffers()[2])
+    path = tmp_path / "pairs.parquet"
+    columns = {"prompt": ["p"] * 71, "chosen": texts, "rejected": ["r"] * 71}
+    parquet.write_table(pyarrow.table(columns), path)
+    done = cli(path, "--quiet")
+    assert done.status == 2
+    assert "pairs.parquet:71: column 'chosen' is not UTF-8 (invalid start byte at byte 0 of a string)" in done.err
+    assert done.err.count("\n") == 1
 
 
 def test_a_parquet_file_is_surveyed(cli: Cli, tmp_path: Path) -> None:
@@ -272,12 +363,25 @@ def test_a_line_of_200_megabytes_is_refused_without_reading_it_all(tmp_path: Pat
     assert int(done.stdout) < 200 * 1024  # KiB: the interpreter, its packages, and at most 64 MiB of the line
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(
+    cli: Cli, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = cli(write(b"not JSON"), "--out", out)
+        assert done.status == 2
+        assert "is a file; name a folder that can be written" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model", "gpt-5"], "unknown model 'gpt-5': give one of tiny, qwen3-0.6b"),
         (["--tokenizer", "nowhere"], "tokenizer folder nowhere does not exist"),
         (["--chars-per-token", "0"], "expected a number above 0"),
+        (["--model", "no-such-shape.json"], "model file no-such-shape.json: there is no such file"),
+        (["--seed", str(2**63)], "--seed"),
+        (["--tokenizer", ".", "--chars-per-token", "4"], "give one of the two"),
         (["--max-broken", "2"], "--max-broken is 2.0: expected a share between 0 and 1"),
     ],
 )

@@ -49,10 +49,10 @@ def test_no_length_has_no_quantile() -> None:
 
 
 def sample_of(num_rows: int, seed: int, capacity: int = 20) -> list[int]:
-    reservoir = Reservoir(capacity, 1, seed)
+    reservoir: Reservoir[int] = Reservoir(capacity, seed)
     for at in range(0, num_rows, 13):
-        reservoir.add(np.arange(at, min(at + 13, num_rows))[:, None])
-    return [int(row[0]) for row in reservoir.sample()]
+        reservoir.add(range(at, min(at + 13, num_rows)))
+    return reservoir.sample()
 
 
 def test_few_rows_are_all_kept() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.data.pairs import PreferencePair, Turn, split_conversations
+from verify.data.pairs import PreferencePair, Turn, as_group, split_conversations, text_group, turns_group
 from verify.data.rows import Place
 from verify.data.violations import Reason, UnusableRow
 
@@ -93,3 +93,51 @@ def test_what_is_not_two_responses_to_one_prompt_is_named(
         split_conversations(turns(*chosen), turns(*rejected), PLACE)
     assert caught.value.violation.reason is reason
     assert str(caught.value).startswith(f"rows.jsonl:7: {reason.value}: ")
+
+
+def test_a_group_of_one_and_one_is_the_pair() -> None:
+    for sides in ((("a:x",), ("a:y",)), (("a:so", "u:go on", "a:x"), ("a:so", "u:go on", "a:y", "u:and", "a:z"))):
+        chosen, rejected = (turns(*side) for side in sides)
+        pair = split_conversations(turns("u:hi") + chosen, turns("u:hi") + rejected, PLACE)
+        assert turns_group(turns("u:hi"), [chosen], [rejected], PLACE) == as_group(pair)
+
+
+def test_turns_that_all_responses_begin_with_join_the_prompt() -> None:
+    responses = [turns("a:so", "u:go on", f"a:{i}") for i in range(3)]
+    group = turns_group(turns("u:hi"), responses[:1], responses[1:], PLACE)
+    assert group.prompt == turns("u:hi", "a:so", "u:go on")
+    assert group.chosen + group.rejected == (turns("a:0"), turns("a:1"), turns("a:2"))
+    apart = turns_group(turns("u:hi"), responses[:1], [*responses[1:], turns("a:else")], PLACE)
+    assert apart.prompt == turns("u:hi")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "reason", "detail"),
+    [
+        ([], [["a:x"]], Reason.EMPTY_RESPONSE, "chosen holds no response"),
+        ([["a:x"]], [["a:y"], []], Reason.EMPTY_RESPONSE, r"rejected\[1\] holds no turn"),
+        ([["a:x"]], [["a:y"], ["a: "]], Reason.EMPTY_RESPONSE, r"final turn of rejected\[1\]"),
+        ([["a:x"], ["u:x", "a:z"]], [["a:y"]], Reason.DIFFERENT_PROMPTS, r"chosen\[1\] has a turn of 'user'"),
+        ([["a:x"], ["a:z", "u:?"]], [["a:y"]], Reason.NO_FINAL_ASSISTANT_TURN, r"chosen\[1\] ends with"),
+        ([["a:so", "a:x"]], [["a:so", "a:y"]], Reason.PREFILLED_PROMPT, "shared turn 2"),
+    ],
+)
+def test_what_is_no_group_of_responses_to_one_prompt_is_named(
+    chosen: list[list[str]], rejected: list[list[str]], reason: Reason, detail: str
+) -> None:
+    with pytest.raises(UnusableRow, match=detail) as caught:
+        turns_group(turns("u:hi"), [turns(*r) for r in chosen], [turns(*r) for r in rejected], PLACE)
+    assert caught.value.violation.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected", "detail"),
+    [
+        ("", ["a"], ["b"], "the prompt is an empty string"),
+        ("p", [], ["b"], "chosen holds no response"),
+        ("p", ["a", ""], ["b"], r"chosen\[1\] is an empty string"),
+    ],
+)
+def test_a_group_of_texts_has_no_empty_part(prompt: str, chosen: list[str], rejected: list[str], detail: str) -> None:
+    with pytest.raises(UnusableRow, match=detail):
+        text_group(prompt, chosen, rejected, PLACE)

@@ -12,7 +12,7 @@ from verify.data.load import load_pairs
 from verify.data.pairs import PreferencePair
 from verify.data.rows import iter_rows
 from verify.data.shapes import shape_of
-from verify.data.tokenise import ChatTokenizer, encode_pair, load_tokenizer
+from verify.data.tokenise import ChatTokenizer, encode_group, load_tokenizer
 from verify.data.violations import Reason
 from verify.groups import check_token_ids
 
@@ -47,7 +47,7 @@ def test_every_real_row_is_a_group_whose_ids_are_the_templates_own(
     for row in rows:
         pair = shape_of(row).read(row)
         assert isinstance(pair, PreferencePair)
-        group = encode_pair(tokenizer, pair)
+        group = encode_group(tokenizer, pair)
         check_token_ids([group], VOCAB_SIZE)
         for response, ids in zip((pair.chosen, pair.rejected), group.completions, strict=True):
             messages = [{"role": turn.role, "content": turn.content} for turn in pair.prompt + response]

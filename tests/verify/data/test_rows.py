@@ -153,5 +153,5 @@ def test_every_line_is_handed_over_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\r\n\n{"a": 2}')
     lines: list[bytes] = []
-    assert len(list(iter_rows(path, on_line=lines.append))) == 2
+    assert len(list(iter_rows(path, on_block=lines.append))) == 2
     assert b"".join(lines) == path.read_bytes()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verify.data.pairs import PreferencePair, TextPair, Turn
+from verify.data.pairs import PreferencePair, ResponseGroup, TextPair, Turn
 from verify.data.rows import DataError, Place, Row, iter_rows
 from verify.data.shapes import SHAPES, left_out_columns, shape_of
 from verify.data.violations import Reason, UnusableRow
@@ -38,7 +38,8 @@ def test_the_own_sample_of_a_shape_is_recognised_and_read(samples_dir: Path, nam
     assert [shape_of(each).name for each in rows] == [name] * 3
     for each in rows:
         pair = shape_of(each).read(each)
-        assert isinstance(pair, TextPair if name == "trl_text" else PreferencePair)
+        expected = {"trl_text": TextPair, "text_groups": ResponseGroup, "conversational_groups": ResponseGroup}
+        assert isinstance(pair, expected.get(name, PreferencePair))
         assert pair.chosen != pair.rejected
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from verify.data.pairs import Pair, PreferencePair, TextPair, Turn, Turns
+from verify.data.pairs import PreferencePair, PromptAndResponses, TextPair, Turn, Turns, as_group
 from verify.data.rows import DataError, Place, iter_rows
 from verify.data.shapes import SHAPES, shape_of
-from verify.data.tokenise import encode_pair, identify_tokenizer, load_tokenizer
+from verify.data.tokenise import encode_group, identify_tokenizer, load_tokenizer
 from verify.data.violations import Reason, UnusableRow
 from verify.groups import PreferenceGroup
 
@@ -33,8 +33,8 @@ def a_pair(prompt: str = "2+2?", chosen: str = "4", rejected: str = "5") -> Pref
     return PreferencePair((Turn("user", prompt),), (Turn("assistant", chosen),), (Turn("assistant", rejected),), PLACE)
 
 
-def encode(tokenizer_dir: Path, pair: Pair) -> PreferenceGroup:
-    return encode_pair(load_tokenizer(tokenizer_dir), pair)
+def encode(tokenizer_dir: Path, pair: PromptAndResponses) -> PreferenceGroup:
+    return encode_group(load_tokenizer(tokenizer_dir), pair)
 
 
 def ids_of(tokenizer_dir: Path, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
@@ -48,15 +48,15 @@ def chatml(turns: Turns) -> str:
     return "".join(f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in turns)
 
 
-@pytest.mark.parametrize("name", [shape.name for shape in SHAPES if shape.name != "trl_text"])
+@pytest.mark.parametrize("name", [shape.name for shape in SHAPES if "text" not in shape.name])
 def test_prompt_and_completion_are_the_whole_conversation(samples_dir: Path, tokenizer_dir: Path, name: str) -> None:
     for row in iter_rows(samples_dir / f"{name}.jsonl"):
-        pair = shape_of(row).read(row)
-        assert isinstance(pair, PreferencePair)
-        group = encode(tokenizer_dir, pair)
-        assert group.prompt_ids == ids_of(tokenizer_dir, chatml(pair.prompt) + "<|im_start|>assistant\n")
-        assert group.prompt_ids + group.positives[0] == ids_of(tokenizer_dir, chatml(pair.prompt + pair.chosen))
-        assert group.prompt_ids + group.negatives[0] == ids_of(tokenizer_dir, chatml(pair.prompt + pair.rejected))
+        read = as_group(shape_of(row).read(row))
+        group = encode(tokenizer_dir, read)
+        assert (len(group.positives), len(group.negatives)) == (len(read.chosen), len(read.rejected))
+        assert group.prompt_ids == ids_of(tokenizer_dir, chatml(read.prompt) + "<|im_start|>assistant\n")
+        for ids, turns in zip(group.completions, read.chosen + read.rejected, strict=True):
+            assert group.prompt_ids + ids == ids_of(tokenizer_dir, chatml(read.prompt + turns))
         assert group.source == f"{name}.jsonl:{row.place.line}"
 
 
@@ -138,7 +138,7 @@ def test_a_token_over_the_seam_of_plain_text_is_named(make_tokenizer: Callable[.
     ids=["refuses", "forgets", "writes nothing", "writes no response", "trims"],
 )
 def test_what_the_template_spoils_is_named(
-    make_tokenizer: Callable[..., Path], template: str, pair: Pair, reason: Reason, detail: str
+    make_tokenizer: Callable[..., Path], template: str, pair: PromptAndResponses, reason: Reason, detail: str
 ) -> None:
     with pytest.raises(UnusableRow, match=detail) as caught:
         encode(make_tokenizer(template=template), pair)

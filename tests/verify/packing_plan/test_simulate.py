@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from verify.packing_plan.costs import FlopPrices, GroupLengths
 from verify.packing_plan.distributions import DISTRIBUTIONS, named_distribution
-from verify.packing_plan.simulate import PLANS, Setting, simulate
+from verify.packing_plan.simulate import (
+    PLANS,
+    REPEATED_ROWS,
+    SHARED_ROWS,
+    Setting,
+    order_in_rows,
+    simulate,
+    simulate_row_limits,
+)
 
 TOKENS_ONLY = FlopPrices(by_token=1, by_pair=0, by_predictor=0)
 PAIRS_ONLY = FlopPrices(by_token=0, by_pair=1, by_predictor=0)
@@ -151,3 +159,44 @@ def test_bad_requests_are_refused(
 def test_an_unknown_distribution_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="prompt-long, balanced, response-long, log-normal"):
         named_distribution("uniform")
+
+
+def test_row_limits_are_run_over_one_epoch() -> None:
+    groups = list(named_distribution("log-normal").draw(300, 0, (2, 5)))
+    made = setting(num_ranks=2, groups_per_rank=2, row_limit=16384)
+    found = simulate_row_limits(groups, made, [8192, 16384])
+    assert [(limit, result.plan) for limit, result in found] == [
+        (8192, REPEATED_ROWS), (8192, SHARED_ROWS), (16384, REPEATED_ROWS), (16384, SHARED_ROWS),
+    ]  # fmt: skip
+    alone = simulate(groups, made, [REPEATED_ROWS, SHARED_ROWS])
+    assert tuple(result for limit, result in found if limit == 16384) == alone
+
+
+def test_groups_of_any_size_have_their_work_counted() -> None:
+    """Prompt 4, responses 2, 3 and 1, packed into rows of 20: two groups and no padding."""
+    group = GroupLengths(4, (2, 3, 1))
+    walked = sum(range(1, 5)) + (5 + 6) + (5 + 6 + 7) + 5
+    (shared,) = simulate([group], setting(PAIRS_ONLY, row_limit=20), [SHARED_ROWS])
+    assert (shared.token_utilisation, shared.examples_per_row) == (1, 2)
+    assert shared.flops / shared.num_examples == walked
+    # A row for each of the sequences of 7, 6 and 5 tokens; one and two slots of padding attend to themselves.
+    (repeated,) = simulate([group], setting(PAIRS_ONLY, row_limit=7), [REPEATED_ROWS])
+    assert repeated.token_utilisation == pytest.approx(18 / 21)
+    assert repeated.flops / repeated.num_examples == pytest.approx(28 + 21 + 15 + 1 + 3)
+
+
+def test_the_shuffle_keeps_neighbours_of_the_data_set_apart() -> None:
+    """Groups of one length come out of first-fit decreasing in the order in which they went in."""
+    groups = [GroupLengths(2, (1, 1))] * 400
+    made = setting(row_limit=16)
+    shuffled, unshuffled = (order_in_rows(groups, made, shuffled=shuffled) for shuffled in (True, False))
+    assert shuffled is not None
+    assert unshuffled is not None
+    assert not shuffled.follows_dataset_order
+    assert unshuffled.follows_dataset_order
+    assert order_in_rows(groups, setting(row_limit=4), shuffled=True) is None
+
+
+def test_uneven_groups_are_drawn_from_both_ends() -> None:
+    drawn = named_distribution("balanced").draw(200, 0, (1, 4))
+    assert {len(group.responses) for group in drawn} == {1, 2, 3, 4}

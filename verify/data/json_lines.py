@@ -1,0 +1,146 @@
+"""JSON Lines, read fast: a block of lines at a time, each line parsed once.
+
+The fast parser keeps the last of two equal keys and says little about what it refuses. So a row is taken from it only
+if it has as many keys as the line has colons that can follow one, which leaves no room for a second key of the same
+name. Every other line goes to the slower parser of the standard library, which decides, and words what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from verify.data.rows import DataError, Place, Row
+
+_BLOCK_BYTES = 2**17
+"""Fits into a core's second-level cache; larger blocks are read no faster."""
+_LARGEST_COUNTED = 2**22
+"""A longer block holds a line of megabytes, and counting would take several times its memory."""
+_UNKNOWN = -1
+_COLON, _QUOTE, _BACKSLASH, _LAST_BLANK = b':"\\ '
+
+_parse_fast = TypeAdapter(dict[str, Any]).validate_json
+
+
+def iter_json_lines(path: Path, max_line_bytes: int, on_block: Callable[[bytes], object]) -> Iterator[Row]:
+    """Stream the rows of a JSON Lines file; see `verify.data.rows.iter_rows`."""
+    line_number = 0
+    with path.open("rb", buffering=_BLOCK_BYTES) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            if not block.endswith(b"\n"):
+                # Two more bytes than the limit hold the line break, "\n" or "\r\n".
+                rest = stream.readline(max_line_bytes + 2)
+                if len(rest) > max_line_bytes:
+                    _check_length(rest, Place(path.name, line_number + block.count(b"\n") + 1), max_line_bytes)
+                block += rest
+            on_block(block)
+            lines = block.split(b"\n")
+            if not lines[-1]:
+                lines.pop()  # what follows the last line break
+            for line, num_colons in zip(lines, _colons_after_keys(block, lines), strict=True):
+                line_number += 1
+                if len(line) > max_line_bytes:
+                    _check_length(line, Place(path.name, line_number), max_line_bytes)
+                if line and not line.isspace():
+                    yield _row(line, num_colons, Place(path.name, line_number))
+
+
+def _check_length(line: bytes, place: Place, max_line_bytes: int) -> None:
+    # The second length is that without the line break; taking it off copies the line, so only where it matters.
+    if len(line.removesuffix(b"\n").removesuffix(b"\r")) > max_line_bytes:
+        raise DataError(
+            f"{place}: the line is longer than {max_line_bytes} bytes: "
+            "one row belongs on one line; raise the limit if a row is really that long"
+        )
+
+
+def _colons_after_keys(block: bytes, lines: list[bytes]) -> list[int]:
+    r"""For each line the number of colons that can end a key: those after a quote, with or without blanks between.
+
+    Some of them may stand in strings, so this is an upper bound. A quote after a single backslash ends no string, which
+    rules out most of those::
+
+        {"a": "\": x", "b" : {"c": ": y"}}   ->   4, for the keys a, b and c, and the colon that begins a string
+    """
+    if len(block) > _LARGEST_COUNTED:
+        return [_UNKNOWN] * len(lines)
+    characters = np.frombuffer(block, dtype=np.uint8)
+    colons = np.flatnonzero(characters == _COLON)
+    # The first colon that ends a key is byte 3 of a line at least, {"":1}, so that reaching back stays in the line.
+    last, last_but_one, before = characters[colons - 1], characters[colons - 2], characters[colons - 3]
+    after_quote = (last == _QUOTE) & ~((last_but_one == _BACKSLASH) & (before != _BACKSLASH))
+    after_blank = (last <= _LAST_BLANK) & ((last_but_one == _QUOTE) | (last_but_one <= _LAST_BLANK))
+    colons = colons[after_quote | after_blank]
+    ends = np.cumsum([len(line) + 1 for line in lines])
+    return [b - a for a, b in pairwise([0, *np.searchsorted(colons, ends).tolist()])]
+
+
+def _row(line: bytes, num_colons: int, place: Place) -> Row:
+    try:
+        columns = _parse_fast(line)
+    except ValidationError:
+        return Row(_parse_strictly(line, place), place)
+    if _num_outer_keys(columns) == num_colons or _num_keys(columns) == num_colons:
+        return Row(columns, place, is_encodable=True)
+    return Row(_parse_strictly(line, place), place)
+
+
+def _num_outer_keys(columns: dict[str, Any]) -> int:
+    """The keys of a row and of the objects in its lists: all of them, where a row holds turns and no more."""
+    num_keys = len(columns)
+    for value in columns.values():
+        if type(value) is list:
+            for item in value:
+                if type(item) is dict:
+                    num_keys += len(item)
+    return num_keys
+
+
+def _num_keys(value: dict[str, Any] | list[Any]) -> int:
+    """How many keys all objects in a value have together."""
+    num_keys = len(value) if isinstance(value, dict) else 0
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            num_keys += _num_keys(inner)
+    return num_keys
+
+
+def _parse_strictly(line: bytes, place: Place) -> dict[str, Any]:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{place}: byte {error.start} of the line is not UTF-8 ({error.reason}): save the file as UTF-8"
+        ) from error
+    try:
+        value = _DECODER.decode(text)
+    except _DuplicateKey as error:
+        raise DataError(f"{place}: the key {error.args[0]!r} occurs twice in one object: expected it once") from error
+    # ValueError also covers a number with too many digits; RecursionError, brackets nested without end.
+    except (ValueError, RecursionError) as error:
+        hint = " (an array over several lines is not JSON Lines)" if text.lstrip().startswith("[") else ""
+        raise DataError(f"{place}: not JSON: {error}: expected one JSON object on each line{hint}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: the row is a JSON {type(value).__name__}: expected one JSON object on each line")
+    return value
+
+
+class _DuplicateKey(Exception):  # noqa: N818 - carries the key out of the decoder
+    pass
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    columns = dict(pairs)
+    if len(columns) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateKey(next(name for name in names if names.count(name) > 1))
+    return columns
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
