@@ -1,7 +1,8 @@
 """A tiny config of any model type: the fields that say how large a model is are made small, all others stay.
 
 A family that is built otherwise than published in kind, not only in size, would be judged by what it is not. So every
-kind of layer that the default config has must be in the tiny one, and sequences are longer than windows.
+kind of layer that the default config has must be in the tiny one, and windows, chunks and selections of keys are
+shorter than the sequences.
 """
 
 from __future__ import annotations
@@ -36,10 +37,21 @@ _SIZES: dict[str, int] = {
         ("num_experts_per_tok num_experts_per_token moe_topk moe_top_k", _PER_TOKEN),
         ("n_group num_group num_expert_group topk_group", 1),
         ("max_position_embeddings n_positions n_ctx max_seq_len max_target_positions", _POSITIONS),
-        ("sliding_window window_size attention_window_size", _WINDOW),
+        ("sliding_window sliding_window_size window_size attention_window_size attention_chunk_size", _WINDOW),
+        ("index_topk", 8),
         ("q_lora_rank kv_lora_rank", 32),
         ("hidden_size_per_layer_input", 8),
         ("rotary_dim", 8),
+        ("dff dim_ff shared_intermediate_size", _INNER),
+        ("dim_head index_head_dim linear_head_dim linear_key_head_dim linear_value_head_dim", _HEAD_DIM),
+        ("linear_num_heads linear_num_value_heads", _HEADS),
+        ("index_n_heads", 16),
+        ("linear_num_key_heads", _KV_HEADS),
+        ("moe_k", _PER_TOKEN),
+        ("mamba_d_ssm", 2 * _HIDDEN),
+        ("mamba_n_heads mamba_num_heads", 2 * _HIDDEN // _HEAD_DIM),
+        ("mamba_d_head mamba_head_dim mamba_d_state ssm_state_size", _HEAD_DIM),
+        ("mamba_chunk_size chunk_size", _WINDOW),
         ("encoder_hash_byte_group_vocab", 64),
     )
     for name in names.split()
@@ -56,17 +68,28 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "dots1": {"n_routed_experts": _EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": _PER_TOKEN},
     # Both kinds of layers own keys, and both borrow them.
     "gemma3n_text": {"num_hidden_layers": 10, "num_kv_shared_layers": 5, "intermediate_size": _INNER},
+    # Hybrids as published; by default every layer is of one kind, or there is no default.
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_d_head": _HEAD_DIM},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * (_LAYERS // 2)},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (_LAYERS // 2)},
     "mamba2": {"num_heads": 2 * _HIDDEN // _HEAD_DIM},  # heads share twice the width
+    "qwen4_exp_text": {
+        "indexer_n_heads": _HEADS,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": _HEAD_DIM,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
     "reformer": {"axial_pos_embds": False},  # their factors make the width
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 12},
-    "qwen4_exp_text": {"indexer_budget": 8, "indexer_compress_ratio": 4},  # no default
+    "zamba2": {"num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], _LAYERS // 2]]},
 }
 """What no rule gives, by model type."""
 
-_DEPTHS = (_LAYERS, 6, 8, 12, 16)
+_GREATER_DEPTHS = (6, 8, 12, 16)
 
 
 def tiny_config(model_type: str) -> PretrainedConfig:
@@ -83,16 +106,21 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     """
     config_class = CONFIG_MAPPING[model_type]
     default = config_class()
-    fields = {**_tiny_fields(default), **_SPECIAL.get(model_type, {})}
-    config = config_class(**fields)
-    if not layer_kinds(default) or "num_hidden_layers" not in fields:
-        return config
-    for depth in _DEPTHS:
+    fields = _tiny_fields(default)
+    for attempt in (fields, *(_with_depth(fields, depth) for depth in _GREATER_DEPTHS)):
+        config = config_class(**attempt)
         if layer_kinds(config) >= layer_kinds(default):
             return config
-        config = config_class(**{**fields, "num_hidden_layers": depth})
     missing = ", ".join(sorted(layer_kinds(default) - layer_kinds(config)))
-    raise ValueError(f"no layer of kind {missing} at {_DEPTHS[-1]} layers or fewer")
+    raise ValueError(f"no layer of kind {missing} at {_GREATER_DEPTHS[-1]} layers or fewer")
+
+
+def _with_depth(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """The same fields with another number of layers, in the config itself and in that of its language model."""
+    deeper = {name: depth if name == "num_hidden_layers" else value for name, value in fields.items()}
+    if isinstance(text := deeper.get("text_config"), Mapping):
+        deeper["text_config"] = _with_depth(text, depth)
+    return deeper
 
 
 def layer_kinds(config: PretrainedConfig) -> frozenset[str]:
@@ -123,4 +151,4 @@ def _tiny_fields(default: PretrainedConfig) -> dict[str, Any]:
         fields["num_key_value_heads"] = _HEADS  # latent attention has keys for every head
     if "is_decoder" in published:
         fields["is_decoder"] = True
-    return fields
+    return {**fields, **_SPECIAL.get(default.model_type, {})}

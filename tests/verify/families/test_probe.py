@@ -90,12 +90,12 @@ def test_a_family_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch)
         probe("qwen3", seed=0)
 
 
-def test_every_kind_of_layer_of_a_hybrid_is_in_its_tiny_config() -> None:
-    """Jamba's first attention layer is its fifth."""
-    config = tiny_config("jamba")
+@pytest.mark.parametrize("model_type", ["jamba", "gemma3", "gemma3_text", "qwen3_next", "lfm2", "bamba"])
+def test_every_kind_of_layer_of_a_hybrid_is_in_its_tiny_config(model_type: str) -> None:
+    """Jamba's first attention layer is its fifth, Gemma's sixth layer its first without a window."""
+    config = tiny_config(model_type)
     assert len(layer_kinds(config)) == 2
-    assert config.num_hidden_layers == 6 or config.num_hidden_layers == 8
-    assert config.hidden_size == 64
+    assert config.get_text_config().hidden_size == 64
 
 
 def test_families_are_chosen_by_name_and_all_by_default() -> None:
