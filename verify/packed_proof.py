@@ -191,6 +191,7 @@ def _doubt(total: _Total) -> str:
         if fed.slots >= fed.pairwise_slots and not shares_rows:
             return (
                 f"says packed, but {fed.what} fed {fed.slots} token slots in {fed.rows} rows where unpacked rows feed "
-                f"{fed.pairwise_slots} in {fed.pairwise_rows}: the packed path did not run"
+                f"{fed.pairwise_slots} in {fed.pairwise_rows}: the packed path did not run, or "
+                "padding costs more than sharing saves"
             )
     return ""

@@ -43,7 +43,7 @@ def test_as_many_slots_as_unpacked_rows_are_no_proof(slots: int) -> None:
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.reasons == (
         f"says packed, but log-probs fed {slots} token slots in 4 rows where unpacked rows feed 20 in 4: "
-        "the packed path did not run",
+        "the packed path did not run, or padding costs more than sharing saves",
     )
 
 
@@ -90,7 +90,7 @@ def test_each_phase_must_save_slots() -> None:
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.reasons == (
         "says packed, but loss fed 22 token slots in 4 rows where unpacked rows feed 20 in 4: "
-        "the packed path did not run",
+        "the packed path did not run, or padding costs more than sharing saves",
     )
     assert found.slots == 22, "the phase that saved least is shown"
 

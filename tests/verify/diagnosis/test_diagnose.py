@@ -165,6 +165,24 @@ def test_a_subject_that_changes_the_model_spoils_no_other(diagnostician: Diagnos
     assert diagnostician.diagnose(wrong("Trainer"), []).notes == ("no value differs on case diagnosis",)
 
 
+def test_a_mask_rebuilt_from_ids_is_suspected_where_recurring_tokens_are_not_followed(
+    diagnostician: Diagnostician, wrong: Wrong
+) -> None:
+    """Visibility is right for all tokens that occur once."""
+
+    class HidesRepeats(type(wrong("Trainer"))):  # type: ignore[misc]
+        name = "hides-repeats"
+
+        def visible(self, t: Any) -> Any:
+            repeats = (t.ids[:, None] == t.ids[None, :]).tril(-1).any(1)
+            return super().visible(t) & ~(repeats[None, :] & ~torch.eye(len(t.ids), dtype=torch.bool))
+
+    (case,) = [case for case in tiny_cases(257, 0) if case.name == "five-uneven-groups"]
+    found = diagnostician.diagnose(HidesRepeats(), [case])
+    assert found.case == case.name
+    assert [suspect.stage for suspect in found.suspects[:2]] == ["mask", "activations"]
+
+
 def test_a_fault_that_needs_another_case_is_diagnosed_there(diagnostician: Diagnostician) -> None:
     (case,) = [case for case in tiny_cases(257, 0) if case.name == "special-ids-inside"]
     found = diagnostician.diagnose(FaultySubject(mutation=mutation_named("token-zero-not-counted")), [case])

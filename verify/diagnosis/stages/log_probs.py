@@ -27,6 +27,8 @@ def log_prob_suspects(evidence: Evidence) -> Iterator[Suspect]:
                 "activations", INFERRED,
                 f"ids, positions and visibility are right, but hidden states differ from {first.place} on, at {tokens}",
             )  # fmt: skip
+            if first.place == "layer 0 attention" and _some_not_followed(evidence):
+                yield Suspect("mask", INFERRED, "tokens that occur more than once were not followed: one may be hidden")
         else:
             where = f"hidden states differ from {first.place} on, at {tokens}"
             attention = first.place.endswith("attention")
@@ -36,6 +38,12 @@ def log_prob_suspects(evidence: Evidence) -> Iterator[Suspect]:
             yield Suspect("activations", POSSIBLE if attention else INFERRED, where)
         return
     yield from _after_the_decoder(evidence)
+
+
+def _some_not_followed(evidence: Evidence) -> bool:
+    """Whether the case holds tokens whose slots are not known by their ids."""
+    held = {t for group in evidence.groups for ids in (group.prompt_ids, *group.completions) for t in ids}
+    return not held <= evidence.tokens.keys()
 
 
 def _sight(evidence: Evidence) -> Iterator[Suspect]:
