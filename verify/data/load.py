@@ -31,7 +31,7 @@ _PLAIN_TEXT_NOTE = "plain text: tokenised without a chat template, end-of-sequen
 
 @dataclass(frozen=True, slots=True)
 class PairLengths:
-    """Token counts of one usable pair, and the line of its row."""
+    """Token counts of one usable pair or group, all responses of a side together, and the line of its row."""
 
     line: int
     prompt_tokens: int
@@ -40,7 +40,7 @@ class PairLengths:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of the packed pair: the prompt once, and both responses."""
+        """Tokens of the packed row: the prompt once, and every response."""
         return self.prompt_tokens + self.chosen_tokens + self.rejected_tokens
 
 
@@ -188,11 +188,6 @@ def _survey(
     left_out: Counter[str] = Counter()
     for row in iter_rows(path):
         shape = same_shape(row, shape)
-        if shape.has_groups:
-            raise DataError(
-                f"{row.place}: rows of shape {shape.name} may have several responses on a side, which is not compared "
-                "yet: give pairs (packparity data surveys such files)"
-            )
         rows_read += 1
         left_out.update(left_out_columns(row))
         try:
@@ -223,10 +218,10 @@ def _checked_lengths(group: PreferenceGroup, row: Row, max_tokens: int | None, v
             raise DataError(
                 f"{error}; the tokenizer does not belong to this model: choose the model that belongs to it (--model)"
             ) from error
-    (chosen,), (rejected,) = group.positives, group.negatives
-    lengths = PairLengths(row.place.line, len(group.prompt_ids), len(chosen), len(rejected))
+    chosen, rejected = (sum(map(len, responses)) for responses in (group.positives, group.negatives))
+    lengths = PairLengths(row.place.line, len(group.prompt_ids), chosen, rejected)
     if max_tokens is not None and lengths.total_tokens > max_tokens:
-        detail = f"{lengths.total_tokens} tokens in prompt and both responses, at most {max_tokens} asked for"
+        detail = f"{lengths.total_tokens} tokens in prompt and all responses, at most {max_tokens} asked for"
         raise UnusableRow(Reason.OVER_MAX_TOKENS, row.place, detail)
     return lengths
 

@@ -81,14 +81,12 @@ class Shape:
         columns: The columns that a row of this shape has, and their kinds; it may have more.
         read: Turns a row of this shape into a pair, or a group where a row has several responses on a side.
         without: Columns that a row of this shape does not have.
-        has_groups: Whether rows may have more than two responses.
     """
 
     name: str
     columns: Mapping[str, Kind]
     read: Callable[[Row], PromptAndResponses]
     without: tuple[str, ...] = ()
-    has_groups: bool = False
 
     def fits(self, row: Row) -> bool:
         """Whether a row is of this shape: `faults` is empty."""
@@ -257,13 +255,11 @@ SHAPES: tuple[Shape, ...] = (
         "text_groups",
         {"prompt": Kind.TEXT, "chosen": Kind.TEXTS, "rejected": Kind.TEXTS},
         _read_text_group,
-        has_groups=True,
     ),
     Shape(
         "conversational_groups",
         {"prompt": Kind.TURNS, "chosen": Kind.LISTS_OF_TURNS, "rejected": Kind.LISTS_OF_TURNS},
         _read_turns_group,
-        has_groups=True,
     ),
     Shape("rlhf_v", {"text": Kind.TEXT}, _read_rlhf_v, without=("chosen", "rejected")),
 )

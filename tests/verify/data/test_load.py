@@ -24,7 +24,7 @@ def conversation_row(prompt: str = "hi", chosen: str = "yes", rejected: str = "n
     return {name: [user, {"role": "assistant", "content": text}] for name, text in sides.items()}
 
 
-@pytest.mark.parametrize("name", [shape.name for shape in SHAPES if not shape.has_groups])
+@pytest.mark.parametrize("name", [shape.name for shape in SHAPES])
 def test_every_row_of_an_own_sample_becomes_a_group(samples_dir: Path, tokenizer_dir: Path, name: str) -> None:
     path = samples_dir / f"{name}.jsonl"
     loaded = load_pairs(path, tokenizer_dir, num_pairs=3, seed=0, vocab_size=259)
@@ -227,8 +227,6 @@ def test_parquet_and_jsonl_give_the_same_groups(samples_dir: Path, tokenizer_dir
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     for sample in sorted(samples_dir.iterdir()):
-        if sample.stem.endswith("_groups"):
-            continue
         table = pyarrow.Table.from_pylist([dict(row.columns) for row in iter_rows(sample)])
         parquet.write_table(table, tmp_path / f"{sample.stem}.parquet")
         from_jsonl = load_pairs(sample, tokenizer_dir, num_pairs=2, seed=1)

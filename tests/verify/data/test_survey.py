@@ -110,13 +110,13 @@ def test_two_shapes_in_one_file_are_refused(write_rows: Callable[..., Path]) -> 
 def test_lengths_are_those_of_the_loader(samples_dir: Path, tokenizer_dir: Path) -> None:
     """Pair by pair and in batches, the tokenizer gives the same."""
     measure = TokenMeasure(load_tokenizer(tokenizer_dir), VOCAB_SIZE)
-    files = [path for path in sorted(samples_dir.glob("*.jsonl")) if not path.stem.endswith("_groups")]
+    files = sorted(samples_dir.glob("*.jsonl"))
     assert len(files) > 5
     for path in files:
         expected = survey_pairs(path, tokenizer_dir)
         found = survey_file(path, measure, seed=0)
-        assert list(found.sample) == [
-            GroupLengths(pair.prompt_tokens, (pair.chosen_tokens, pair.rejected_tokens)) for pair in expected.lengths
+        assert [(group.prompt, group.packed) for group in found.sample] == [
+            (row.prompt_tokens, row.total_tokens) for row in expected.lengths
         ]
         assert {reason: rows.rows for reason, rows in found.violations.items()} == expected.violation_counts
         assert (found.shape, found.sha256) == (expected.shape, expected.sha256)
