@@ -56,7 +56,7 @@ def _check_length(line: bytes, place: Place, max_line_bytes: int) -> None:
     if len(line.removesuffix(b"\n").removesuffix(b"\r")) > max_line_bytes:
         raise DataError(
             f"{place}: the line is longer than {max_line_bytes} bytes: "
-            "one row belongs on one line; raise the limit if a row is really that long"
+            "expected one row on each line; split it, or leave it out of the file"
         )
 
 
@@ -124,11 +124,17 @@ def _parse_strictly(line: bytes, place: Place) -> dict[str, Any]:
         raise DataError(f"{place}: the key {error.args[0]!r} occurs twice in one object: expected it once") from error
     # ValueError also covers a number with too many digits; RecursionError, brackets nested without end.
     except (ValueError, RecursionError) as error:
-        hint = " (an array over several lines is not JSON Lines)" if text.lstrip().startswith("[") else ""
+        hint = next((hint for start, hint in _HINTS.items() if text.lstrip().startswith(start)), "")
         raise DataError(f"{place}: not JSON: {error}: expected one JSON object on each line{hint}") from error
     if not isinstance(value, dict):
         raise DataError(f"{place}: the row is a JSON {type(value).__name__}: expected one JSON object on each line")
     return value
+
+
+_HINTS = {
+    "[": " (an array over several lines is not JSON Lines)",
+    "\ufeff": " (the file begins with a byte order mark: save it as UTF-8 without one)",
+}
 
 
 class _DuplicateKey(Exception):  # noqa: N818 - carries the key out of the decoder

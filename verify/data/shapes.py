@@ -173,7 +173,10 @@ def _read_rlhf_v(row: Row) -> PromptAndResponses:
     try:
         answer = json.loads(row.columns["text"])
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{row.place}: column 'text' is not JSON: {error}: expected {_RLHF_V_TEXT}") from error
+        raise DataError(
+            f"{row.place}: column 'text' is not JSON: {error}: expected {_RLHF_V_TEXT}, or a row of another shape; "
+            f"columns found: {_names(row.columns)}"
+        ) from error
     fields = ("question", "chosen", "rejected")
     if not isinstance(answer, dict) or not all(isinstance(answer.get(name), str) for name in fields):
         found = _describe(answer) if not isinstance(answer, dict) else f"an object with {_names(answer)}"

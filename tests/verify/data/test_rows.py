@@ -38,11 +38,12 @@ def test_a_place_names_the_file_without_its_folder(tmp_path: Path) -> None:
         (b"[{", r"rows\.jsonl:2: not JSON: .*an array over several lines is not JSON Lines"),
         (b"[" * 100_000, r"rows\.jsonl:2: not JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", r"rows\.jsonl:2: not JSON"),
+        (b"\xef\xbb\xbf{}", r"rows\.jsonl:2: not JSON: .* \(the file begins with a byte order mark"),
         (b"[1, 2]", r"rows\.jsonl:2: the row is a JSON list: expected one JSON object"),
         (b'"text"', r"rows\.jsonl:2: the row is a JSON str"),
         (b'{"a": "\xff"}', r"rows\.jsonl:2: byte 7 of the line is not UTF-8"),
     ],
-    ids=["cut off", "array", "nested without end", "long number", "list", "string", "not UTF-8"],
+    ids=["cut off", "array", "nested without end", "long number", "byte order mark", "list", "string", "not UTF-8"],
 )
 def test_a_broken_line_is_refused_by_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
     rows = iter_rows(lines_file(tmp_path, b'{"a": 1}', line))
