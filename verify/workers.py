@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from verify.subject import said_by
+
 _Piece = TypeVar("_Piece")
 _Result = TypeVar("_Result")
 
@@ -195,10 +197,10 @@ def _portable(error: BaseException) -> Exception:
         error.add_note(note)
         try:
             again = pickle.loads(pickle.dumps(error))
-        except Exception:  # whatever its class does on pickling
-            again = None
-        if type(again) is type(error) and str(again) == str(error):
-            return error
-    substitute = WorkerError(f"{type(error).__name__}: {error}")
+            if type(again) is type(error) and str(again) == str(error):
+                return error
+        except Exception:  # whatever its class does on pickling, or where it is read
+            pass
+    substitute = WorkerError(said_by(error))
     substitute.add_note(note)
     return substitute

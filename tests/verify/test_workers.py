@@ -108,6 +108,19 @@ def test_an_error_that_cannot_be_handed_over_is_told_in_words(kind: Callable[[st
     assert str(raised.value) == f"{name}: one and two"
 
 
+class _UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_error_that_cannot_be_read_is_told_by_its_class() -> None:
+    def work(piece: int, begin: Begin) -> None:
+        raise _UnreadableError
+
+    with pytest.raises(WorkerError, match="^_UnreadableError: a _UnreadableError that cannot be read$"):
+        _in_two(work)
+
+
 def test_a_result_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(Exception, match="pickle"):
         _in_two(lambda piece, begin: lambda: None)
