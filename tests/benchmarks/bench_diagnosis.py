@@ -1,8 +1,9 @@
 """How often the diagnosis names the right stage first, and what it costs.
 
-Run with ``python tests/benchmarks/bench_diagnosis.py [float32|float64] [faults|subjects]``; a few minutes on an idle
-core. ``faults`` takes each planted fault out of the catalogue and diagnoses it (leave-one-out); ``subjects`` diagnoses
-the wrong trainers of tests/verify/diagnosis/wrong_subjects.py, with the catalogue and then with the evidence alone.
+Run with ``python tests/benchmarks/bench_diagnosis.py [float32|float64] [faults|subjects]``; some minutes on an idle
+core. ``faults`` takes each planted fault out of the catalogue and diagnoses it (leave-one-out), on each kind of case that
+it is planted on; ``subjects`` diagnoses the wrong trainers of tests/verify/diagnosis/wrong_subjects.py and
+wrong_tree_trainers.py, on each kind that they take, with the catalogue and then with the evidence alone.
 """
 
 import importlib.util
@@ -10,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from verify.cases import tiny_cases
+from verify.cases import CASE_KINDS, tiny_cases
 from verify.diagnosis.diagnose import Diagnostician
 from verify.diagnosis.measurement import Attribution, leave_one_out
 from verify.diagnosis.study import Workbench
@@ -21,7 +22,7 @@ from verify.models.request import ModelRequest
 from verify.threads import torch_threads
 from verify.tolerance import load_policy
 
-SUBJECTS = Path(__file__).parents[1] / "verify" / "diagnosis" / "wrong_subjects.py"
+SUBJECTS = Path(__file__).parents[1] / "verify" / "diagnosis"
 
 
 def diagnostician(dtype, faults=FAULTS):
@@ -30,19 +31,21 @@ def diagnostician(dtype, faults=FAULTS):
     return Diagnostician(Workbench(model, dtype, OBJECTIVE, load_policy(None), 0, faults=faults))
 
 
-def over_faults(dtype):
-    """Leave-one-out over the catalogue."""
-    return leave_one_out(diagnostician(dtype), tiny_cases(257, 0))
+def over_faults(judge, kind):
+    """Leave-one-out over the faults that are planted on a kind of case."""
+    return leave_one_out(judge, tiny_cases(257, 0), kinds=(kind,))
 
 
-def over_subjects(dtype, faults=FAULTS):
-    """Subjects that others might have written."""
-    spec = importlib.util.spec_from_file_location("wrong_subjects", SUBJECTS)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    judge = diagnostician(dtype, faults)
-    for kind in module.WRONG:
-        yield Attribution(kind.name, kind.stage, judge.diagnose(kind(), []))
+def over_subjects(judge, kind):
+    """Subjects that others might have written, as if they took one kind of case only."""
+    for file in ("wrong_subjects", "wrong_tree_trainers"):
+        spec = importlib.util.spec_from_file_location(file, SUBJECTS / f"{file}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for of_any_kind in module.WRONG:
+            if kind in getattr(of_any_kind, "takes", ("pairs",)):
+                subject = type(of_any_kind.__name__, (of_any_kind,), {"takes": (kind,)})()
+                yield Attribution(subject.name, subject.stage, judge.diagnose(subject, []))
 
 
 def report(what, attributions):
@@ -64,11 +67,13 @@ def report(what, attributions):
 
 def main(dtype="float32", what=""):
     with torch_threads(1):
-        if what in ("", "subjects"):
-            report(f"{dtype}, subjects, catalogue and evidence", over_subjects(dtype))
-            report(f"{dtype}, subjects, evidence alone", over_subjects(dtype, faults=()))
-        if what in ("", "faults"):
-            report(f"{dtype}, planted faults, leave-one-out", over_faults(dtype))
+        for faults, words in ((FAULTS, "catalogue and evidence"), ((), "evidence alone")):
+            judge = diagnostician(dtype, faults)
+            for kind in CASE_KINDS:
+                if what in ("", "subjects"):
+                    report(f"{dtype}, {kind}, subjects, {words}", over_subjects(judge, kind))
+                if what in ("", "faults"):
+                    report(f"{dtype}, {kind}, planted faults, {words}", over_faults(judge, kind))
 
 
 if __name__ == "__main__":

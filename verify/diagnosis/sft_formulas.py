@@ -78,6 +78,8 @@ def _all(examples: Sequence[Example], objective: Sft) -> Iterator[Formula]:
     yield _formula("objective", "the right loss", right, of_mean(_counts(right)))
     for stage, what, weights in _means(_counts(right), lengths, groups):
         yield _formula(stage, what, right, weights)
+    for what, runs in _means_of_runs(examples):
+        yield Formula("reduction", what, runs)
     for what, counted in _selections(examples):
         yield _formula("supervision", what, counted, of_mean(_counts(counted)))
         yield _formula("supervision", f"{what}, and the number they are divided by does not follow",
@@ -140,6 +142,24 @@ def _means(counts: Tensor, lengths: Tensor, groups: Tensor) -> Iterator[tuple[St
     )  # fmt: skip
 
 
+def _means_of_runs(examples: Sequence[Example]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """A run of supervised tokens, as of one turn, is averaged on its own."""
+    num_runs = torch.tensor([int(_runs(example.supervised).max()) for example in examples])
+    of_run = [_weights_within_runs(example.supervised) for example in examples]
+    yield (
+        "the mean over examples of the mean of the means of their runs of supervised tokens",
+        tuple(w / (len(examples) * int(n)) for w, n in zip(of_run, num_runs, strict=True)),
+    )
+    yield "the mean of the means of all runs of supervised tokens", tuple(w / int(num_runs.sum()) for w in of_run)
+
+
+def _weights_within_runs(mask: Tensor) -> Tensor:
+    """1 over the length of its run for a supervised token, 0 for any other."""
+    runs = _runs(mask)
+    lengths = torch.bincount(runs[mask], minlength=int(runs.max()) + 1)
+    return torch.where(mask, 1 / lengths[runs].double().clamp(min=1), 0.0)
+
+
 def _selections(examples: Sequence[Example]) -> Iterator[tuple[str, Counted]]:
     """The wrong tokens."""
     right = tuple(example.supervised for example in examples)
@@ -157,13 +177,13 @@ def _selections(examples: Sequence[Example]) -> Iterator[tuple[str, Counted]]:
     late = each(lambda x, mask: mask.roll(1).index_fill(0, torch.tensor([0]), False))
     yield "the mask of supervised tokens lies one token late", late
     yield (
-        "the mask of supervised tokens lies one token late",
+        "the mask of supervised tokens lies one token late, within the response",
         tuple(mask & (torch.arange(len(mask)) < x.own.stop) for x, mask in zip(examples, late, strict=True)),
     )
     early = each(lambda x, mask: mask.roll(-1))
     yield "the mask of supervised tokens lies one token early", early
     yield (
-        "the mask of supervised tokens lies one token early",
+        "the mask of supervised tokens lies one token early, within the response",
         tuple(mask & (torch.arange(len(mask)) >= x.own.start) for x, mask in zip(examples, early, strict=True)),
     )
     yield "the first token of each run of supervised ones is not counted", each(lambda x, mask: mask & mask.roll(1))

@@ -21,6 +21,7 @@ from verify.subject import Subject
 from verify.tolerance import Policy
 
 _WRONG = Path(__file__).with_name("wrong_subjects.py")
+_WRONG_TREES = Path(__file__).with_name("wrong_tree_trainers.py")
 _FEW = ("causal-mask-only", "positions-run-on", "neighbour-predicts", "mean-instead-of-sum", "beta-missing")
 
 
@@ -49,16 +50,26 @@ def diagnostician(bench: Workbench) -> Diagnostician:
     return Diagnostician(bench)
 
 
-@pytest.fixture(scope="session")
-def wrong() -> Callable[[str], Any]:
-    """A trainer of ``wrong_subjects`` by the name of its class."""
-    spec = importlib.util.spec_from_file_location("wrong_subjects", _WRONG)
+def _classes_of(file: Path) -> Callable[[str], Any]:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     make: Callable[[str], Subject] = cache(lambda name: getattr(module, name)())
     return make
+
+
+@pytest.fixture(scope="session")
+def wrong() -> Callable[[str], Any]:
+    """A trainer of ``wrong_subjects`` by the name of its class."""
+    return _classes_of(_WRONG)
+
+
+@pytest.fixture(scope="session")
+def wrong_tree() -> Callable[[str], Any]:
+    """A trainer of ``wrong_tree_trainers`` by the name of its class."""
+    return _classes_of(_WRONG_TREES)
 
 
 @pytest.fixture(scope="session")

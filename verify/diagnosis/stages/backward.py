@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from verify.diagnosis.layers import first_differing
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, Suspect
-from verify.diagnosis.stages.token_weights import wrong_only_where_shared
+from verify.diagnosis.stages.token_weights import describe_ratios, wrong_only_where_shared
 
 
 def backward_suspects(evidence: Evidence) -> Iterator[Suspect]:
@@ -17,12 +17,8 @@ def backward_suspects(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect("gradients", MEASURED, "the loss is right, but LoRA tensors have no gradient, or one of zeros")
         return
     if weights is not None and weights.by_response:
-        shown = ", ".join(f"{ratio:.5g}" for ratio in weights.response_ratios[:4])
-        yield Suspect(
-            "objective",
-            INFERRED,
-            f"the loss is right, but responses weigh {shown} times what they should in the gradient",
-        )
+        weigh = describe_ratios("responses", weights.response_ratios)
+        yield Suspect("objective", INFERRED, f"the loss is right, but {weigh} in the gradient")
         return
     if weights is not None and (weigh := wrong_only_where_shared(weights, evidence)):
         yield Suspect(

@@ -10,11 +10,13 @@ from torch.nn.functional import logsigmoid
 
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
+from verify.diagnosis.stages.token_weights import describe_ratios
 from verify.faults.stages import StageName
 from verify.objective import DpoSigmoid
 
 _TOLERANCE = 0.01
 _SAME = 1e-4
+_SAME_NUMBER = 1e-6
 
 
 def loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
@@ -41,10 +43,8 @@ def loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
     )
     reweighted = float((ratios * evidence.group_losses).mean())
     if balanced and abs(reweighted - float(evidence.actual.loss)) <= _TOLERANCE * abs(reweighted):
-        shown = ", ".join(f"{float(ratio):.3g}" for ratio in ratios[:4])
-        yield Suspect(
-            "accumulation", MEASURED, f"groups weigh {shown} times what they should, in loss and gradient alike"
-        )
+        weigh = describe_ratios("groups", ratios.tolist())
+        yield Suspect("accumulation", MEASURED, f"{weigh}, in loss and gradient alike")
         return
     known = _known_pairing(evidence)
     if known:
@@ -60,7 +60,8 @@ def _known_pairing(evidence: Evidence) -> str:
         return ""
     loss = float(evidence.actual.loss)
     near = [(abs(value - loss), what) for what, value in _pairings(evidence) if abs(value - loss) <= _SAME * abs(loss)]
-    return min(near)[1] if near else ""
+    near.sort()
+    return ", or ".join(what for distance, what in near if distance <= 2 * near[0][0] + _SAME_NUMBER * abs(loss))
 
 
 def _pairings(evidence: Evidence) -> Iterator[tuple[str, float]]:
@@ -86,7 +87,9 @@ def _pairings(evidence: Evidence) -> Iterator[tuple[str, float]]:
     yield "the last response of either side only", mean_over_groups(lambda p, n: p[-1:] - n[-1:])
     yield "the first positive only", mean_over_groups(lambda p, n: p[:1] - n)
     yield "the first negative only", mean_over_groups(lambda p, n: p - n[:1])
-    yield "the i-th positive against the i-th negative", mean_over_groups(lambda p, n: _zipped(p, n))
+    yield "each positive against the best negative only", mean_over_groups(lambda p, n: p - n.max())
+    yield "each negative against the best positive only", mean_over_groups(lambda p, n: p.max() - n)
+    yield "the i-th positive against the i-th negative", mean_over_groups(_zipped)
     yield "the mean reward of either side", mean_over_groups(lambda p, n: p.mean()[None] - n.mean())
     yield "the sum of the rewards of either side", mean_over_groups(lambda p, n: p.sum()[None] - n.sum())
     yield "the best positive against the best negative", mean_over_groups(lambda p, n: p.max()[None] - n.max())

@@ -9,7 +9,7 @@ from verify.diagnosis.coefficients import Weights
 from verify.diagnosis.sft_formulas import Formula, formulas
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
-from verify.diagnosis.stages.token_weights import out_of_place
+from verify.diagnosis.stages.token_weights import describe_ratios, out_of_place
 from verify.objective import Sft
 
 _SAME_VALUE = 1e-4
@@ -21,8 +21,9 @@ def sft_loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
     weights = evidence.weights
     matches = list(_matching(evidence))
     if matches:
-        gradient = ", and its gradient is that of" if weights is not None and weights.explained else " is"
-        yield Suspect(matches[0].stage, MEASURED, f"the loss{gradient} another one: {matches[0].what}")
+        both = weights is not None and weights.explained
+        what = "loss and gradient are those of another one" if both else "the loss is another one"
+        yield Suspect(matches[0].stage, MEASURED, f"{what}: {matches[0].what}")
         # A mean over the wrong whole may be chosen by an option or made by adding up micro-batches.
         if matches[0].stage == "objective":
             yield Suspect("accumulation", INFERRED, f"the loss is another mean: {matches[0].what}")
@@ -47,20 +48,22 @@ def sft_loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
 def _by_response(weights: Weights, evidence: Evidence) -> Iterator[Suspect]:
     """Responses as a whole weigh differently: in loss and gradient alike, or in the gradient alone."""
     ratios = weights.response_ratios
-    shown = ", ".join(f"{ratio:.3g}" for ratio in ratios[:4])
+    weigh = describe_ratios("responses", ratios)
     right = formulas(evidence.examples, _sft(evidence))[0].weights
     reweighted = sum(ratio * float(w @ x.losses) for ratio, w, x in zip(ratios, right, evidence.examples, strict=True))
     if math.isclose(reweighted, float(evidence.actual.loss), rel_tol=_SAME_WEIGHTS):
         alike = max(ratios) - min(ratios) <= _SAME_WEIGHTS * max(map(abs, ratios))
-        words = f"loss and gradient are {ratios[0]:.4g} times the right ones" if alike else (
-            f"responses weigh {shown} times what they should, in loss and gradient alike"
-        )  # fmt: skip
+        words = (
+            f"loss and gradient are {ratios[0]:.4g} times the right ones"
+            if alike
+            else f"{weigh}, in loss and gradient alike"
+        )
         yield Suspect("accumulation", MEASURED, words)
         if not alike:
             yield Suspect("reduction", INFERRED, words)
     else:
         yield Suspect("objective", INFERRED, "no weights of the responses explain loss and gradient")
-        yield Suspect("accumulation", POSSIBLE, f"responses weigh {shown} times what they should in the gradient")
+        yield Suspect("accumulation", POSSIBLE, f"{weigh} in the gradient")
 
 
 def _matching(evidence: Evidence) -> Iterator[Formula]:
