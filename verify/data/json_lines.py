@@ -22,22 +22,23 @@ _BLOCK_BYTES = 2**17
 """Fits into a core's second-level cache; larger blocks are read no faster."""
 _LARGEST_COUNTED = 2**22
 """A longer block holds a line of megabytes, and counting would take several times its memory."""
+_FARTHEST_BACK = 100
 _UNKNOWN = -1
 _COLON, _QUOTE, _BACKSLASH, _LAST_BLANK = b':"\\ '
 
-_parse_fast = TypeAdapter(dict[str, Any]).validate_json
+_parse_fast = TypeAdapter(dict[str, Any]).validator.validate_json
 
 
 def iter_json_lines(path: Path, max_line_bytes: int, on_block: Callable[[bytes], object]) -> Iterator[Row]:
     """Stream the rows of a JSON Lines file; see `verify.data.rows.iter_rows`."""
-    line_number = 0
+    file, line_number = path.name, 0
     with path.open("rb", buffering=_BLOCK_BYTES) as stream:
         while block := stream.read(_BLOCK_BYTES):
             if not block.endswith(b"\n"):
                 # Two more bytes than the limit hold the line break, "\n" or "\r\n".
                 rest = stream.readline(max_line_bytes + 2)
                 if len(rest) > max_line_bytes:
-                    _check_length(rest, Place(path.name, line_number + block.count(b"\n") + 1), max_line_bytes)
+                    _check_length(rest, Place(file, line_number + block.count(b"\n") + 1), max_line_bytes)
                 block += rest
             on_block(block)
             lines = block.split(b"\n")
@@ -46,9 +47,9 @@ def iter_json_lines(path: Path, max_line_bytes: int, on_block: Callable[[bytes],
             for line, num_colons in zip(lines, _colons_after_keys(block, lines), strict=True):
                 line_number += 1
                 if len(line) > max_line_bytes:
-                    _check_length(line, Place(path.name, line_number), max_line_bytes)
+                    _check_length(line, Place(file, line_number), max_line_bytes)
                 if line and not line.isspace():
-                    yield _row(line, num_colons, Place(path.name, line_number))
+                    yield _row(line, num_colons, Place(file, line_number))
 
 
 def _check_length(line: bytes, place: Place, max_line_bytes: int) -> None:
@@ -75,10 +76,18 @@ def _colons_after_keys(block: bytes, lines: list[bytes]) -> list[int]:
     # The first colon that ends a key is byte 3 of a line at least, {"":1}, so that reaching back stays in the line.
     last, last_but_one, before = characters[colons - 1], characters[colons - 2], characters[colons - 3]
     after_quote = (last == _QUOTE) & ~((last_but_one == _BACKSLASH) & (before != _BACKSLASH))
-    after_blank = (last <= _LAST_BLANK) & ((last_but_one == _QUOTE) | (last_but_one <= _LAST_BLANK))
-    colons = colons[after_quote | after_blank]
+    after_blanks = [colon for colon in colons[last <= _LAST_BLANK].tolist() if _may_follow_quote(block, colon)]
+    colons = colons[after_quote]
+    if after_blanks:
+        colons = np.sort(np.concatenate([colons, np.array(after_blanks, dtype=np.intp)]))
     ends = np.cumsum([len(line) + 1 for line in lines])
     return [b - a for a, b in pairwise([0, *np.searchsorted(colons, ends).tolist()])]
+
+
+def _may_follow_quote(block: bytes, colon: int) -> bool:
+    """Whether a quote stands in front of the blanks that stand in front of a colon, or more of them than are read."""
+    before = block[max(0, colon - _FARTHEST_BACK) : colon].rstrip()
+    return not before or before.endswith(b'"')
 
 
 def _row(line: bytes, num_colons: int, place: Place) -> Row:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -81,12 +81,19 @@ class Shape:
         columns: The columns that a row of this shape has, and their kinds; it may have more.
         read: Turns a row of this shape into a pair, or a group where a row has several responses on a side.
         without: Columns that a row of this shape does not have.
+        tests: The tests of the columns' kinds.
     """
 
     name: str
     columns: Mapping[str, Kind]
     read: Callable[[Row], PromptAndResponses]
     without: tuple[str, ...] = ()
+    tests: tuple[tuple[str, Callable[[object], bool]], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What every row passes needs no test.
+        tests = tuple((name, kind.fits) for name, kind in self.columns.items() if kind is not Kind.ANY)
+        object.__setattr__(self, "tests", tests)
 
     def fits(self, row: Row) -> bool:
         """Whether a row is of this shape: `faults` is empty."""
@@ -99,8 +106,8 @@ class Shape:
     def kinds_fit(self, row: Row) -> bool:
         """Whether the shape's columns, all of which the row has, hold the right kinds."""
         columns = row.columns
-        for name, kind in self.columns.items():  # noqa: SIM110 - runs for each row, and all() takes twice as long
-            if not kind.fits(columns[name]):
+        for name, fits in self.tests:  # noqa: SIM110 - runs for each row, and all() takes twice as long
+            if not fits(columns[name]):
                 return False
         return True
 
@@ -313,9 +320,12 @@ def same_shape(row: Row, first: Shape | None) -> Shape:
 
 def left_out_columns(row: Row) -> tuple[str, ...]:
     """The `CONTEXT_COLUMNS` that a row fills, and that its pair leaves out."""
-    if row.columns.keys().isdisjoint(CONTEXT_COLUMNS):
-        return ()
-    return tuple(name for name in CONTEXT_COLUMNS if row.columns.get(name))
+    return tuple(name for name in _context_columns(tuple(row.columns)) if row.columns[name])
+
+
+@lru_cache(maxsize=64)
+def _context_columns(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in CONTEXT_COLUMNS if name in names)
 
 
 def _turns(row: Row, column: str) -> Turns:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -36,6 +38,7 @@ EXAMPLES_KEPT = 3
 _BYTES_AT_A_TIME = 4 * 2**20
 """More than this is not kept in order to be measured together."""
 _ROWS_BETWEEN_PROGRESS = 256
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 class GroupSizes(NamedTuple):
@@ -152,8 +155,23 @@ def survey_file(
             it ends with a turn that is not the assistant's.
     """
     check_file(path)
+    with _rare_collections():
+        return _survey_file(path, measure, _Survey(measure, seed, max_sequence, max_group), seed, progress)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for garbage in cycles seldom: each row makes dozens of objects, none of them in a cycle."""
+    before = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _survey_file(path: Path, measure: Measure, survey: _Survey, seed: int, progress: Progress) -> FileSurvey:
     reading = _Reading(path)
-    survey = _Survey(measure, seed, max_sequence, max_group)
     started = time.monotonic()
     shape: Shape | None = None
     rows_at_a_time = measure.rows_at_a_time
