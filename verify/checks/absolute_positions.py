@@ -13,8 +13,20 @@ from verify.subject import SubjectError
 from verify.subjects import is_built_in
 
 
-def _measure(bench: Bench, case: Case) -> Measured:
-    yardstick = measured(bench.setting.yardsticks.absolute)
+def hold_absolute_positions(bench: Bench, case: Case) -> Measured:
+    """Log-probs on the decoder with absolute positions against the unpacked ones.
+
+    Args:
+        bench: The subject; its own model is not run.
+        case: A case that the yardstick was measured on; it is drawn anew for that decoder's vocabulary.
+
+    Returns:
+        The differences.
+
+    Raises:
+        NotApplicableError: The subject cannot run that decoder.
+    """
+    yardstick = measured(bench.setting.yardsticks.absolute.get(case.name))
     groups = yardstick.case.groups
     # All subjects share the yardstick: what one does to the model must not reach the next.
     model = yardstick.model if is_built_in(bench.subject) else deepcopy(yardstick.model)
@@ -38,10 +50,11 @@ def _measure(bench: Bench, case: Case) -> Measured:
 ABSOLUTE_POSITIONS = ExactCheck(
     name="absolute-positions",
     claims=(
-        "On a tiny decoder that adds a learned vector for each absolute position, log-probs of three groups equal the "
-        "unpacked ones but for rounding: the first token of every prompt stands at position 0."
+        "On a tiny decoder that adds a learned vector for each absolute position, log-probs of three groups, with "
+        "shared turns and without, equal the unpacked ones but for rounding: the first token of every prompt stands at "
+        "position 0."
     ),
     cannot_see="Positions beyond those of a short case; subjects that cannot run that decoder.",
-    cases=("distinct-tokens",),
-    measure=_measure,
+    cases=("distinct-tokens", "distinct-turns"),
+    measure=hold_absolute_positions,
 )

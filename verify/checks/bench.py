@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from verify.cases import Case
 from verify.checks.cases import CheckCases
+from verify.checks.embedded import embedded_ids
 from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
-from verify.objective import DpoSigmoid
-from verify.observation import to_float64
-from verify.subject import Subject, SubjectError, check_logps, said_by
+from verify.objective import DpoSigmoid, Objective, Sft, objective_named
+from verify.observation import lora_gradients, supervised_logps, to_float64
+from verify.subject import Subject, SubjectError, check_logps, check_loss, said_by
 from verify.tolerance import Policy
 
 Groups = tuple[PreferenceGroup, ...]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,29 @@ class Setting:
     yardsticks: Yardsticks
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnLoss:
+    """What a subject's own loss returned, float64 on the CPU.
+
+    Args:
+        loss: In nats.
+        rewards: One per completion; none under SFT.
+        logps: Log-probs of all tokens, one vector per completion; None where they did not come with the loss.
+        refs: The same of the reference; None under SFT.
+        epsilon: Of the narrowest dtype among float32 and those of the log-probs.
+        gradients: Of every LoRA tensor; None where they were not asked for.
+        fed: Token ids that passed the embedding, one tensor for each of its calls.
+    """
+
+    loss: float
+    rewards: Tensor
+    logps: tuple[Tensor, ...] | None
+    refs: tuple[Tensor, ...] | None
+    epsilon: float
+    gradients: Mapping[str, Tensor] | None
+    fed: tuple[Tensor, ...]
+
+
 class Bench:
     """A subject and the model that it is put to the checks on.
 
@@ -54,15 +80,31 @@ class Bench:
     def __init__(self, subject: Subject, model: Any, setting: Setting) -> None:
         self.subject, self.model, self.setting = subject, model, setting
         self._logps: dict[Groups, tuple[Tensor, ...]] = {}
+        self._losses: dict[tuple[Groups, Objective], OwnLoss] = {}
+        self._known: dict[Hashable, Any] = {}
+        self._fed: dict[Groups, tuple[Tensor, ...]] = {}
+
+    def objective_of(self, case: Case) -> Objective:
+        """The objective of a case, with the parameters of the run."""
+        return objective_named(case.objective_name, self.setting.objective)
+
+    def once(self, key: Hashable, work: Callable[[], _T]) -> _T:
+        """What work gives, done for the first check that asks for it."""
+        if key not in self._known:
+            self._known[key] = work()
+        known: _T = self._known[key]
+        return known
 
     def logps(self, groups: Groups) -> tuple[Tensor, ...]:
-        """Log-probs of every completion, float64 on the CPU; each input is run once.
+        """Log-probs of the supervised tokens of every completion, float64 on the CPU; each input is run once.
 
         Raises:
             SubjectError: The subject raised, or what it returned is no log-probs.
         """
         if groups not in self._logps:
-            self._logps[groups] = self.run_logps(groups)
+            with embedded_ids(self.model) as fed:
+                self._logps[groups] = self.run_logps(groups)
+            self._fed[groups] = tuple(fed)
         return self._logps[groups]
 
     def run_logps(self, groups: Groups, model: Any = None, *, seeded: bool = True) -> tuple[Tensor, ...]:
@@ -71,7 +113,53 @@ class Bench:
         with torch.no_grad():
             logps = self.call(lambda: self.subject.per_token_logps(on, groups), seeded=seeded)
         checked = check_logps(logps, groups, subject=self.subject.name, differentiable=False)
-        return tuple(map(to_float64, checked))
+        return supervised_logps(tuple(map(to_float64, checked)), groups)
+
+    def fed(self, groups: Groups) -> tuple[Tensor, ...]:
+        """Token ids that passed the embedding for log-probs of these groups, one tensor for each of its calls."""
+        self.logps(groups)
+        return self._fed[groups]
+
+    def own_loss(self, groups: Groups, objective: Objective, *, gradients: bool = False) -> OwnLoss:
+        """The subject's own loss; each input is run once, and once more where gradients are asked for later.
+
+        Raises:
+            SubjectError: The subject raised, or what it returned is no loss.
+        """
+        known = self._losses.get((groups, objective))
+        if known is None or (gradients and known.gradients is None):
+            known = self._losses[groups, objective] = self.run_own_loss(groups, objective, gradients=gradients)
+        return known
+
+    def run_own_loss(self, groups: Groups, objective: Objective, *, gradients: bool = False) -> OwnLoss:
+        """The same, run now."""
+        name, is_sft = self.subject.name, isinstance(objective, Sft)
+        with torch.set_grad_enabled(gradients):
+            with embedded_ids(self.model) as fed:
+                output = self.call(lambda: self.subject.loss(self.model, groups, objective))  # type: ignore[attr-defined]
+            num_rewards = 0 if is_sft else sum(len(group.completions) for group in groups)
+            loss, rewards = check_loss(output, subject=name, num_completions=num_rewards, differentiable=gradients)
+            of_tensors = self.call(lambda: lora_gradients(loss, self.model), seeded=False) if gradients else None
+        if gradients:
+            self.drop_gradients()
+        given = [
+            getattr(output, "per_token_logps", None),
+            None if is_sft else getattr(output, "ref_per_token_logps", None),
+        ]
+        checked = [
+            None if part is None else check_logps(part, groups, subject=name, differentiable=False) for part in given
+        ]
+        dtypes = {torch.float32, *(logp.dtype for part in checked if part is not None for logp in part)}
+        logps, refs = (None if part is None else tuple(map(to_float64, part)) for part in checked)
+        return OwnLoss(
+            loss=float(loss.detach()),
+            rewards=rewards,
+            logps=logps,
+            refs=refs,
+            epsilon=max(float(torch.finfo(dtype).eps) for dtype in dtypes),
+            gradients=of_tensors,
+            fed=tuple(fed),
+        )
 
     def call(self, work: Callable[[], Any], *, seeded: bool = True) -> Any:
         """Run the subject's own code, by default with seeded random numbers.

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup, TokenIds
+from verify.objective import ObjectiveName
 
-CaseName = Literal["distinct-tokens", "uneven-groups", "long-rows", "special-ids", "distinct-turns"]
+CaseName = Literal[
+    "distinct-tokens",
+    "uneven-groups",
+    "long-rows",
+    "special-ids",
+    "distinct-turns",
+    "distinct-examples",
+    "examples-weighed-alike",
+]
 
 _Lengths = tuple[int, int, int]
 """Tokens of prompt, chosen and rejected."""
@@ -73,8 +82,16 @@ def check_cases(vocab_size: int, seed: int) -> CheckCases:
         needed = next(numbers)
         if vocab_size >= _RESERVED + 2 * needed:
             ids = rng.sample(range(_RESERVED, vocab_size), 2 * needed)
-            by_name[name] = Case(name=name, why=why, groups=groups_of(_taking(ids)))
+            objective_name: ObjectiveName = "sft-token-mean" if groups_of is _examples else "sigmoid"
+            by_name[name] = Case(name=name, why=why, groups=groups_of(_taking(ids)), objective_name=objective_name)
             other_token[name] = dict(zip(ids[:needed], ids[needed:], strict=True))
+    if (examples := by_name.get("distinct-examples")) is not None:
+        by_name["examples-weighed-alike"] = replace(
+            examples,
+            name="examples-weighed-alike",
+            why="the same examples under the mean that weighs them alike",
+            objective_name="sft-example-mean",
+        )
     return CheckCases(by_name, other_token)
 
 
@@ -110,6 +127,19 @@ def _turns(take: _Take) -> tuple[PreferenceGroup, ...]:
     )
 
 
+def _examples(take: _Take) -> tuple[PreferenceGroup, ...]:
+    """A conversation that ends with a token not learned, two rollouts that share a turn, and a prompt of one token."""
+    yes, no = True, False
+    prompt, turn = take(2), take(3)
+    return (
+        PreferenceGroup(take(3), (take(7),), completion_masks=((yes, yes, no, no, yes, yes, no),)),
+        PreferenceGroup(
+            prompt, (turn + take(2), turn + take(1)), completion_masks=((yes, yes, no, yes, yes), (yes, yes, no, yes))
+        ),
+        PreferenceGroup(take(1), (take(6),)),
+    )
+
+
 _DISTINCT_CASES: Mapping[CaseName, tuple[str, Callable[[_Take], tuple[PreferenceGroup, ...]]]] = {
     "distinct-tokens": (
         "no token occurs twice, so that a slot is known by its token",
@@ -118,5 +148,9 @@ _DISTINCT_CASES: Mapping[CaseName, tuple[str, Callable[[_Take], tuple[Preference
     "distinct-turns": (
         "groups of several responses, turns that they share: a token occurs twice only where all before it is shared",
         _turns,
+    ),
+    "distinct-examples": (
+        "supervised examples of one, several and shared turns, no two tokens alike but those of the shared one",
+        _examples,
     ),
 }

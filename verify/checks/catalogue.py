@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from verify.checks.absolute_positions import ABSOLUTE_POSITIONS
 from verify.checks.branch_isolation import BRANCH_ISOLATION
 from verify.checks.causality import CAUSALITY
@@ -13,6 +15,13 @@ from verify.checks.permutation import PERMUTATION
 from verify.checks.reach import REACH
 from verify.checks.repeat import REPEAT
 from verify.checks.row_map import ROW_MAP
+from verify.checks.supervised_packing import (
+    NO_BOUNDARY_TARGET,
+    NO_CROSS_ATTENTION,
+    NO_PADDING_IN_LOSS,
+    POSITIONS_AS_UNPACKED,
+    SAME_NUMBER_OF_TARGETS,
+)
 
 EXACT_CHECKS: tuple[ExactCheck, ...] = (
     BRANCH_ISOLATION,
@@ -25,6 +34,15 @@ EXACT_CHECKS: tuple[ExactCheck, ...] = (
     REPEAT,
     NORMALISATION,
     OWN_OBJECTIVE,
+    NO_CROSS_ATTENTION,
+    NO_BOUNDARY_TARGET,
+    NO_PADDING_IN_LOSS,
+    POSITIONS_AS_UNPACKED,
+    SAME_NUMBER_OF_TARGETS,
 )
-FEW_PASSES: tuple[ExactCheck, ...] = (BRANCH_ISOLATION, ROW_MAP, ABSOLUTE_POSITIONS)
-"""For a large model: three passes of it; the rest needs none, or runs on a model of its own."""
+FEW_PASSES: tuple[ExactCheck, ...] = (
+    replace(BRANCH_ISOLATION, cases=("distinct-tokens",)),
+    ROW_MAP,
+    ABSOLUTE_POSITIONS,
+)
+"""For a large model: three passes of it, on pairs; the rest needs none, or runs on a model of its own."""

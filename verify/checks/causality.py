@@ -9,24 +9,22 @@ from verify.checks.rewriting import Rewriting, hold_against_rewritings
 
 
 def _measure(bench: Bench, case: Case) -> Measured:
-    chosen = [group.completions[0] for group in case.groups]
     every = [ids for group in case.groups for ids in group.completions]
-    return hold_against_rewritings(
-        bench,
-        case,
-        [
-            Rewriting("the first token of every chosen response", frozenset(ids[0] for ids in chosen)),
-            Rewriting("the middle token of every response", frozenset(ids[len(ids) // 2] for ids in every)),
-            Rewriting("the last token of every response", frozenset(ids[-1] for ids in every)),
-        ],
-    )
+    rewritings = [
+        Rewriting("the middle token of every response", frozenset(ids[len(ids) // 2] for ids in every)),
+        Rewriting("the last token of every response", frozenset(ids[-1] for ids in every)),
+    ]
+    if all(group.is_pair for group in case.groups):  # branch-isolation rewrites the turns that responses share
+        first = frozenset(group.completions[0][0] for group in case.groups)
+        rewritings.insert(0, Rewriting("the first token of every chosen response", first))
+    return hold_against_rewritings(bench, case, rewritings)
 
 
 CAUSALITY = ExactCheck(
     name="causality",
     claims=(
-        "Rewriting the first, middle or last token of responses leaves all log-probs before it bit-identical, and "
-        "changes all behind it, whose own tokens stay."
+        "Rewriting the first (of pairs), middle or last token of responses leaves all log-probs before it "
+        "bit-identical, and changes all behind it, whose own tokens stay."
     ),
     cannot_see="Which earlier tokens are seen, as long as some are (reach sees that); prompts.",
     cases=("distinct-tokens", "distinct-turns"),

@@ -24,6 +24,11 @@ ExactCheckName = Literal[
     "repeat",
     "normalisation",
     "own-objective",
+    "no-cross-attention",
+    "no-boundary-target",
+    "no-padding-in-loss",
+    "positions-as-unpacked",
+    "same-number-of-targets",
 ]
 EXACT_CHECK_NAMES: tuple[ExactCheckName, ...] = get_args(ExactCheckName)
 

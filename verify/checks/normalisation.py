@@ -1,52 +1,53 @@
-"""The loss is a mean over groups: in every split into micro-batches their weighted sum is that of the batch."""
+"""The loss is a mean: in every split into micro-batches their weighted sum is that of the batch.
+
+Over what the mean goes is said by the objective: over groups (sigmoid), supervised tokens (SFT token mean) or examples
+(SFT example mean). A micro-batch weighs by its share of those. With two supervised tokens in one example and one in the
+other the token mean is 2/3 of the one loss and 1/3 of the other, the example mean half of each: a mean of means that
+goes by the name of the token mean is 1/6 of their difference off.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import torch
-from torch import Tensor
 
 from verify.cases import Case
-from verify.checks.bench import Bench
+from verify.checks.bench import Bench, OwnLoss
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.checks.yardsticks import measured
-from verify.observation import lora_gradients
-from verify.subject import check_loss, gradient_support, owns_loss
+from verify.subject import gradient_support, owns_loss
 
 Range = tuple[int, int]
 """Groups from the first to before the second."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """Loss and LoRA gradients of a range of groups, float64; no gradients where none were asked for."""
-
-    loss: float
-    gradients: Mapping[str, Tensor]
-
-
 def _measure(bench: Bench, case: Case) -> Measured:
     if not owns_loss(bench.subject):
         raise NotApplicableError("computes no loss of its own: the runner takes the mean over groups")
-    num_groups, budgets = len(case.groups), measured(bench.setting.yardsticks.losses)
-    differentiable = gradient_support(bench.subject, bench.model).supported
+    num_groups, budgets = len(case.groups), measured(bench.setting.yardsticks.losses.get(case.name))
+    differentiable = bool(budgets.gradients) and gradient_support(bench.subject, bench.model).supported
     whole, one_off = (0, num_groups), ((0, 1), (1, num_groups))
     steps = {
-        (i, j): _step(bench, case, i, j, differentiable and (i, j) in (whole, *one_off))
+        (i, j): bench.own_loss(
+            case.groups[i:j],
+            bench.objective_of(case),
+            gradients=differentiable and (i, j) in (whole, *one_off),
+        )
         for i, j in combinations(range(num_groups + 1), 2)
     }
+    shares = {(i, j): _weight(case, i, j) / _weight(case, *whole) for i, j in steps}
     differences = [
-        (f"the loss of {_sizes(split)}", _loss_difference(split, steps, whole), budgets.loss)
+        (f"the loss of {_sizes(split)}", _loss_difference(split, steps, shares, whole), budgets.loss)
         for split in _splits(num_groups)
     ]
-    differences += [
-        (f"the gradient of {name} of {_sizes(one_off)}", difference, budgets.gradients[name])
-        for name, difference in _gradient_differences(one_off, steps, whole)
-    ]
+    if differentiable:
+        differences += [
+            (f"the gradient of {name} of {_sizes(one_off)}", difference, budgets.gradients[name])
+            for name, difference in _gradient_differences(one_off, steps, shares, whole)
+        ]
     what, largest, budget = max(differences, key=lambda item: _nan_first(item[1] / item[2]))
     differing = sum(not difference <= budget for _, difference, budget in differences)  # NaN never equals
     return Measured(
@@ -57,27 +58,24 @@ def _measure(bench: Bench, case: Case) -> Measured:
     )
 
 
+def _weight(case: Case, first: int, last: int) -> int:
+    """How many of that which the loss is a mean over are in a range of groups."""
+    groups = case.groups[first:last]
+    match case.objective_name:
+        case "sigmoid":
+            return len(groups)
+        case "sft-token-mean":
+            return sum(sum(group.num_supervised) for group in groups)
+        case "sft-example-mean":
+            return sum(len(group.completions) for group in groups)
+
+
 def _nan_first(ratio: float) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
 def _sizes(split: tuple[Range, ...]) -> str:
     return " + ".join(str(last - first) for first, last in split)
-
-
-def _step(bench: Bench, case: Case, first: int, last: int, differentiable: bool) -> _Step:
-    groups = case.groups[first:last]
-    subject, num_completions = bench.subject, sum(len(group.completions) for group in groups)
-    with torch.set_grad_enabled(differentiable):
-        output = bench.call(lambda: subject.loss(bench.model, groups, bench.setting.objective))  # type: ignore[attr-defined]
-        loss, _ = check_loss(
-            output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
-        )
-        gradients: dict[str, Tensor] = {}
-        if differentiable:
-            gradients = bench.call(lambda: lora_gradients(loss, bench.model), seeded=False)
-    bench.drop_gradients()
-    return _Step(float(loss.detach()), gradients)
 
 
 def _splits(num_groups: int) -> Iterator[tuple[Range, ...]]:
@@ -87,16 +85,18 @@ def _splits(num_groups: int) -> Iterator[tuple[Range, ...]]:
             yield tuple(pairwise((0, *cuts, num_groups)))
 
 
-def _loss_difference(split: tuple[Range, ...], steps: Mapping[Range, _Step], whole: Range) -> float:
-    """Distance of the weighted sum from the whole; a micro-batch weighs by its share of the groups."""
-    return abs(sum((j - i) / whole[1] * steps[i, j].loss for i, j in split) - steps[whole].loss)
+def _loss_difference(
+    split: tuple[Range, ...], steps: Mapping[Range, OwnLoss], shares: Mapping[Range, float], whole: Range
+) -> float:
+    """Distance of the weighted sum from the whole."""
+    return abs(sum(shares[part] * steps[part].loss for part in split) - steps[whole].loss)
 
 
 def _gradient_differences(
-    split: tuple[Range, ...], steps: Mapping[Range, _Step], whole: Range
+    split: tuple[Range, ...], steps: Mapping[Range, OwnLoss], shares: Mapping[Range, float], whole: Range
 ) -> Iterator[tuple[str, float]]:
     """Name and relative L2 distance of each LoRA tensor that has a gradient anywhere; elsewhere it counts as zero."""
-    weighted, expected = [((j - i) / whole[1], steps[i, j].gradients) for i, j in split], steps[whole].gradients
+    weighted, expected = [(shares[part], steps[part].gradients or {}) for part in split], steps[whole].gradients or {}
     for name in sorted(expected.keys() | {name for _, part in weighted for name in part}):
         zero = torch.zeros(())
         difference = sum((weight * part.get(name, zero) for weight, part in weighted), -expected.get(name, zero))
@@ -108,10 +108,13 @@ NORMALISATION = ExactCheck(
     name="normalisation",
     claims=(
         "Of three uneven groups, in every split into contiguous micro-batches: the sum of their losses, each weighted "
-        "with its share of the groups, is the loss of the whole batch but for rounding. For the split 1 + 2 so is the "
-        "gradient of every LoRA tensor."
+        "with its share of what the loss is a mean over, is the loss of the whole batch but for rounding. That is the "
+        "share of the groups for preferences, of the supervised tokens for the token mean of SFT, of the examples for "
+        "its example mean. For pairs, in the split 1 + 2, so is the gradient of every LoRA tensor."
     ),
-    cannot_see="A wrong objective that is a mean over groups; subjects that compute no loss of their own.",
-    cases=("uneven-groups",),
+    cannot_see=(
+        "A wrong objective that is a mean over the same; gradients of SFT; subjects that compute no loss of their own."
+    ),
+    cases=("uneven-groups", "distinct-examples", "examples-weighed-alike"),
     measure=_measure,
 )

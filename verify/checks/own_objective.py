@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from verify.cases import Case
 from verify.checks.bench import Bench
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
-from verify.objective import DpoSigmoid
-from verify.observation import to_float64
-from verify.subject import check_logps, check_loss, owns_loss
+from verify.checks.places import completion_words
+from verify.groups import PreferenceGroup
+from verify.objective import DpoSigmoid, objective_named
+from verify.observation import supervised_logps
+from verify.subject import owns_loss
 from verify.subjects.oracle import apply_objective
 
 _ROUNDINGS = 4
@@ -21,26 +22,24 @@ _ROUNDINGS = 4
 
 
 def _measure(bench: Bench, case: Case) -> Measured:
-    subject, groups, objective = bench.subject, case.groups, bench.setting.objective
-    if not owns_loss(subject):
+    groups, objective = case.groups, bench.objective_of(case)
+    if not owns_loss(bench.subject):
         raise NotApplicableError("computes no loss of its own: the runner applies the objective to its log-probs")
-    with torch.no_grad():
-        output = bench.call(lambda: subject.loss(bench.model, groups, objective))  # type: ignore[attr-defined]
-    num_completions = sum(len(group.completions) for group in groups)
-    loss, rewards = check_loss(output, subject=subject.name, num_completions=num_completions, differentiable=False)
-    given = getattr(output, "per_token_logps", None), getattr(output, "ref_per_token_logps", None)
-    if given[0] is None or given[1] is None:
+    output = bench.own_loss(groups, objective)
+    if output.logps is None or (output.refs is None and isinstance(objective, DpoSigmoid)):
         raise NotApplicableError("returns no log-probs with its loss")
-    logps, refs = (check_logps(part, groups, subject=subject.name, differentiable=False) for part in given)
-    epsilon = max(float(torch.finfo(dtype).eps) for dtype in {torch.float32, *(logp.dtype for logp in (*logps, *refs))})
-    logps, refs = (tuple(map(to_float64, part)) for part in (logps, refs))
-    expected = apply_objective(logps, refs, groups, objective)
-    budgets = reward_budgets(logps, refs, objective, epsilon)
-    loss_budget = 2 * sum(budgets) / len(budgets) + _ROUNDINGS * epsilon * abs(float(expected.loss))
+    expected = apply_objective(output.logps, output.refs or (), groups, objective)
+    if isinstance(objective, DpoSigmoid):
+        logps, refs = (supervised_logps(part, groups) for part in (output.logps, output.refs or ()))
+        budgets = reward_budgets(logps, refs, objective, output.epsilon)
+        loss_budget = 2 * sum(budgets) / len(budgets) + _ROUNDINGS * output.epsilon * abs(float(expected.loss))
+    else:
+        budgets = []
+        loss_budget = sft_rounding(output.logps, case, output.epsilon)
     compared, differing, largest, worst = 0, 0, 0.0, ""
     values = zip(
-        [*_names(num_completions), "the loss"],
-        [*rewards.tolist(), float(loss)],
+        [*([f"the reward of {name}" for name in _names(groups)] if budgets else []), "the loss"],
+        [*output.rewards.tolist(), output.loss],
         [*expected.rewards.tolist(), float(expected.loss)],
         [*budgets, loss_budget],
         strict=True,
@@ -78,6 +77,23 @@ def reward_budgets(
     ]
 
 
+def sft_rounding(logps: Sequence[Tensor], case: Case, epsilon: float) -> float:
+    """How far rounding can move an SFT loss: (N + 4) eps times the mean of the sizes, as for a sum of rewards.
+
+    Args:
+        logps: Log-probs of all tokens, one vector per completion.
+        case: Says which mean, and which N tokens are supervised.
+        epsilon: Of the dtype that sums are kept in.
+
+    Returns:
+        The budget, in nats.
+    """
+    sizes = apply_objective(
+        [-logp.abs() for logp in logps], (), case.groups, objective_named(case.objective_name, DpoSigmoid())
+    )
+    return (case.num_completion_tokens + _ROUNDINGS) * epsilon * float(sizes.loss)
+
+
 def _ratio(difference: float, budget: float) -> float:
     """Infinite for NaN, and where something differs and nothing may: all log-probs are zero."""
     if math.isnan(difference):
@@ -87,22 +103,25 @@ def _ratio(difference: float, budget: float) -> float:
     return math.inf if difference else 0.0
 
 
-def _names(num_completions: int) -> Iterator[str]:
-    for index in range(num_completions):
-        yield f"the reward of group {index // 2}, {'rejected' if index % 2 else 'chosen'}"
+def _names(groups: Sequence[PreferenceGroup]) -> Iterator[str]:
+    for g, group in enumerate(groups):
+        for k in range(len(group.completions)):
+            yield completion_words(groups, g, k)
 
 
 OWN_OBJECTIVE = ExactCheck(
     name="own-objective",
     claims=(
         "Every reward is beta times the difference of the sums of the very log-probs that were returned, and the loss "
-        "is that of their margins, but for the rounding of sums: in float32, or in the dtype of the log-probs where "
-        "that is a narrower one. It is as sharp in a bfloat16 model: nothing that the model rounds is in it."
+        "is that of their margins (of a group of m + n the mean over its m n pairs); under SFT the loss is the mean of "
+        "-log p over exactly the supervised tokens, by tokens or by examples as the objective says. All but for the "
+        "rounding of sums: in float32, or in the dtype of the log-probs where that is a narrower one. It is as sharp "
+        "in a bfloat16 model: nothing that the model rounds is in it."
     ),
     cannot_see=(
         "Wrong log-probs; gradients; subjects that compute no loss of their own, or return no log-probs with it. Sums "
         "in bfloat16 of log-probs in float32 are found."
     ),
-    cases=("uneven-groups", "special-ids"),
+    cases=("uneven-groups", "special-ids", "distinct-turns", "distinct-examples", "examples-weighed-alike"),
     measure=_measure,
 )

@@ -48,14 +48,16 @@ class _Completion:
     name: str
     prompt_ids: TokenIds
     ids: TokenIds
+    supervised: tuple[int, ...]
 
 
 def walk_paths(rows: PackedRows, groups: Sequence[PreferenceGroup]) -> Walk:
     """Hold rows against the definition, one completion after the other.
 
-    The path of a completion is what its last token attends to. Of a prompt ``a b`` with the responses ``c`` and
-    ``d e``: the last token of the second, ``e``, must attend to exactly four slots, which hold ``a b d e`` and stand at
-    positions 0, 1, 2, 3; the n-th of them attends to the first n; ``d`` is predicted from ``b`` and ``e`` from ``d``.
+    The path of a completion is what its last supervised token attends to. Of a prompt ``a b`` with the responses ``c``
+    and ``d e``: the last token of the second, ``e``, must attend to exactly four slots, which hold ``a b d e`` and
+    stand at positions 0, 1, 2, 3; the n-th of them attends to the first n; ``d`` is predicted from ``b`` and ``e`` from
+    ``d``. Where paths share a slot, each of them is held against it.
 
     Args:
         rows: The rows; ``attended`` is bool [B, T, T].
@@ -67,7 +69,7 @@ def walk_paths(rows: PackedRows, groups: Sequence[PreferenceGroup]) -> Walk:
     compared, deviations = 0, []
     for completion in _completions(groups):
         of_completion = rows.supervised[rows.supervised[:, 0] == completion.number]
-        num_expected = len(completion.ids)
+        num_expected = len(completion.supervised)
         compared += num_expected
         if len(of_completion) != num_expected:
             words = f"{completion.name}: {len(of_completion)} tokens enter its sum; it has {num_expected}"
@@ -82,12 +84,34 @@ def walk_paths(rows: PackedRows, groups: Sequence[PreferenceGroup]) -> Walk:
     return Walk(compared, tuple(deviations))
 
 
+def walk_positions(rows: PackedRows, groups: Sequence[PreferenceGroup]) -> Walk:
+    """Hold the positions alone against the definition: 0, 1, 2, ... over the slots of every path.
+
+    Args:
+        rows: The rows; ``attended`` is bool [B, T, T].
+        groups: The groups that they were made from.
+
+    Returns:
+        What was looked at and what deviates; a completion without a token in the rows has no path.
+    """
+    compared, deviations = 0, []
+    for completion in _completions(groups):
+        of_completion = rows.supervised[rows.supervised[:, 0] == completion.number]
+        for row, slot in of_completion[len(completion.supervised) - 1 : len(completion.supervised), 1:3].tolist():
+            path = _path(rows.attended[row], slot)
+            count, deviation = _positions(rows.position_ids[row, path], completion.name)
+            compared += count
+            deviations += [deviation] if deviation.count else []
+    return Walk(compared, tuple(deviations))
+
+
 def _completions(groups: Sequence[PreferenceGroup]) -> Iterator[_Completion]:
     number = 0
     for g, group in enumerate(groups):
         for k, ids in enumerate(group.completions):
             name = f"group {g}, {completion_name(k, len(group.positives))}"
-            yield _Completion(number, name, group.prompt_ids, ids)
+            supervised = group.supervised[k]
+            yield _Completion(number, name, group.prompt_ids, ids[: supervised[-1] + 1], supervised)
             number += 1
 
 
@@ -109,7 +133,8 @@ def _on_path(
     yield _token_ids(rows.input_ids[row, path], expected_ids, completion.name)
     yield _positions(rows.position_ids[row, path], completion.name)
     yield _cells(rows.attended[row, path], path, f"{completion.name}, row {row}")
-    yield _predictors(supervised, row, path[len(completion.prompt_ids) - 1 :], completion.name)
+    places = torch.tensor(completion.supervised) + len(completion.prompt_ids)
+    yield _predictors(supervised, row, path, places, completion.name)
 
 
 def _token_ids(actual: Tensor, expected: Tensor, name: str) -> tuple[int, Deviation]:
@@ -134,9 +159,10 @@ def _cells(attended: Tensor, path: Tensor, name: str) -> tuple[int, Deviation]:
     return expected.numel(), Deviation(f"{name}: token {at} of its path {does} to slot {key}", len(wrong))
 
 
-def _predictors(supervised: Tensor, row: int, path: Tensor, name: str) -> tuple[int, Deviation]:
-    """``path`` starts at the last prompt token: each slot predicts the one after it."""
-    expected = torch.stack((torch.full((len(path) - 1,), row), path[1:], path[:-1]), dim=1)[: len(supervised)]
+def _predictors(supervised: Tensor, row: int, path: Tensor, places: Tensor, name: str) -> tuple[int, Deviation]:
+    """``places`` says where on the path the supervised tokens are: each is predicted by the slot before its own."""
+    of_row = torch.full((len(places),), row)
+    expected = torch.stack((of_row, path[places], path[places - 1]), dim=1)[: len(supervised)]
     wrong = _indices((supervised[:, 1:] != expected).any(1))
     at = wrong[0] if wrong else 0
     words = (

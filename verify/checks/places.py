@@ -56,9 +56,14 @@ def all_places(groups: Sequence[PreferenceGroup]) -> list[tuple[TokenPlace, int]
     return places
 
 
-def completion_tokens(groups: Sequence[PreferenceGroup]) -> list[tuple[TokenPlace, int]]:
-    """Every completion token with its id, in completion order."""
-    return [(place, token) for place, token in all_places(groups) if place.completion is not None]
+def supervised_tokens(groups: Sequence[PreferenceGroup]) -> list[tuple[TokenPlace, int]]:
+    """Every supervised token with its id, in completion order."""
+    return [
+        (TokenPlace(g, k, index), ids[index])
+        for g, group in enumerate(groups)
+        for k, (ids, supervised) in enumerate(zip(group.completions, group.supervised, strict=True))
+        for index in supervised
+    ]
 
 
 def holders(groups: Sequence[PreferenceGroup]) -> dict[int, frozenset[tuple[int, int]]]:

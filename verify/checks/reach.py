@@ -3,46 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from verify.cases import Case
 from verify.checks.bench import Bench, flat
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
-from verify.checks.places import TokenPlace, all_places, completion_tokens, ids_before
+from verify.checks.embedded import Embedded, embeddings_as_leaves
+from verify.checks.places import TokenPlace, all_places, ids_before, supervised_tokens
 from verify.groups import PreferenceGroup
+from verify.observation import supervised_logps
 from verify.subject import check_logps, gradient_support
 from verify.subjects.pairwise import WITNESS
 
 
-@dataclass(frozen=True, eq=False)
-class _Embedded:
-    """One call of the embedding: token ids [rows, slots] and a leaf in place of its output, [rows, slots, width]."""
+def hold_against_paths(bench: Bench, case: Case) -> Measured:
+    """Read which tokens reach which log-prob, and hold it against the paths.
 
-    input_ids: Tensor
-    leaf: Tensor
+    Args:
+        bench: The subject and its model.
+        case: A case of distinct tokens.
 
+    Returns:
+        The violations.
 
-def _measure(bench: Bench, case: Case) -> Measured:
+    Raises:
+        NotApplicableError: No gradients, or no token passed the embedding.
+        SubjectError: The subject broke its contract.
+    """
     support = gradient_support(bench.subject, bench.model)
     if not support.supported:
         raise NotApplicableError(support.reason)
-    with _embeddings_as_leaves(bench.model) as embedded:
+    with embeddings_as_leaves(bench.model) as embedded:
         returned = bench.call(lambda: bench.subject.per_token_logps(bench.model, case.groups))
     if not embedded:
         raise NotApplicableError("no token passed the model's embedding, where gradients would be read")
-    logps = check_logps(returned, case.groups, subject=bench.subject.name, differentiable=True)
+    checked = check_logps(returned, case.groups, subject=bench.subject.name, differentiable=True)
+    logps = supervised_logps(checked, case.groups)
     reached = bench.call(lambda: _tokens_that_reach(logps, embedded), seeded=False)
     bench.drop_gradients()
     places: dict[int, TokenPlace] = {}
     for place, token_id in all_places(case.groups):
         places.setdefault(token_id, place)  # of a shared token the first
-    tokens = [(place, ids_before(case.groups, place)) for place, _ in completion_tokens(case.groups)]
+    tokens = [(place, ids_before(case.groups, place)) for place, _ in supervised_tokens(case.groups)]
     forbidden, missing = [], []
     for index, ((token, seen), ids) in enumerate(zip(tokens, reached, strict=True)):
         for token_id in sorted(ids - places.keys()):
@@ -68,31 +74,13 @@ def _not_excused(missing: Sequence[tuple[int, int, str]], model: Any, groups: tu
     """Tokens that do not reach a log-prob, but do so in the unpacked path: sharp attention may underflow in both."""
     if not missing:
         return []
-    with _embeddings_as_leaves(model) as embedded:
-        logps = WITNESS.per_token_logps(model, groups)
+    with embeddings_as_leaves(model) as embedded:
+        logps = supervised_logps(WITNESS.per_token_logps(model, groups), groups)
     reached = _tokens_that_reach(logps, embedded)
     return [words for index, token_id, words in missing if token_id in reached[index]]
 
 
-@contextmanager
-def _embeddings_as_leaves(model: Any) -> Iterator[list[_Embedded]]:
-    """Cut the graph at the embedding: what comes out of each call is a leaf whose gradients can be read."""
-    calls: list[_Embedded] = []
-
-    def cut(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        leaf = output.detach().requires_grad_()
-        calls.append(_Embedded(args[0] if args else kwargs["input"], leaf))
-        return leaf
-
-    handle = model.get_input_embeddings().register_forward_hook(cut, with_kwargs=True)
-    try:
-        with torch.enable_grad():
-            yield calls
-    finally:
-        handle.remove()
-
-
-def _tokens_that_reach(logps: Sequence[Tensor], embedded: Sequence[_Embedded]) -> list[set[int]]:
+def _tokens_that_reach(logps: Sequence[Tensor], embedded: Sequence[Embedded]) -> list[set[int]]:
     """Ids of the tokens at whose slots the gradient of a log-prob is not exactly zero, for each log-prob in turn."""
     reached: list[set[int]] = [set() for logp in logps for _ in logp]
     for call, gradients in zip(embedded, _gradients(flat(logps), [call.leaf for call in embedded]), strict=True):
@@ -133,5 +121,5 @@ REACH = ExactCheck(
         "does; subjects without gradients, or whose tokens bypass the embedding."
     ),
     cases=("distinct-tokens", "distinct-turns"),
-    measure=_measure,
+    measure=hold_against_paths,
 )

@@ -6,7 +6,7 @@ A reference does not change during training, so it is tempting to keep it; what 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,16 +19,8 @@ from verify.checks.rewriting import Rewriting, hold_against_rewritings, rewrite
 from verify.checks.yardsticks import measured
 from verify.models.lora import adapters_off
 from verify.observation import to_float64
-from verify.subject import check_logps, check_loss, owns_loss
+from verify.subject import owns_loss
 from verify.subjects.pairwise import WITNESS
-
-
-@dataclass(frozen=True, slots=True)
-class _OwnLoss:
-    """What a subject's own loss says about its reference: log-probs where it returns them, else rewards."""
-
-    refs: tuple[Tensor, ...] | None
-    rewards: Tensor
 
 
 def hold_reference_against_rewriting(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
@@ -56,31 +48,19 @@ def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
 
     if not owns_loss(bench.subject):
         return hold_against_rewritings(bench, case, [rewriting], adapters_off_logps)
-    before = _own_loss(bench, case.groups)
+    objective = bench.setting.objective
+    before = bench.own_loss(case.groups, objective)
     rewritten = rewrite(case.groups, bench.setting.cases.other_token[case.name], rewriting.token_ids)
-    after = _own_loss(bench, rewritten)
+    after = bench.own_loss(rewritten, objective)
     if before.refs is None or after.refs is None:
-        return _hold_rewards(bench, rewritten, rewriting, after.rewards)
+        return _hold_rewards(bench, case, rewritten, rewriting, after.rewards)
     refs = {case.groups: flat(before.refs), rewritten: flat(after.refs)}
     return hold_against_rewritings(bench, case, [rewriting], refs.__getitem__)
 
 
-def _own_loss(bench: Bench, groups: Groups) -> _OwnLoss:
-    subject = bench.subject
-    with torch.no_grad():
-        output = bench.call(lambda: subject.loss(bench.model, groups, bench.setting.objective))  # type: ignore[attr-defined]
-    num_completions = sum(len(group.completions) for group in groups)
-    _, rewards = check_loss(output, subject=subject.name, num_completions=num_completions, differentiable=False)
-    refs = getattr(output, "ref_per_token_logps", None)
-    if refs is None:
-        return _OwnLoss(None, rewards)
-    checked = check_logps(refs, groups, subject=subject.name, differentiable=False)
-    return _OwnLoss(tuple(to_float64(ref).clone() for ref in checked), rewards)
-
-
-def _hold_rewards(bench: Bench, groups: Groups, rewriting: Rewriting, rewards: Tensor) -> Measured:
+def _hold_rewards(bench: Bench, case: Case, groups: Groups, rewriting: Rewriting, rewards: Tensor) -> Measured:
     """Reference sums that follow from rewards, against those of the unpacked path on the same, rewritten groups."""
-    objective, token_budget = bench.setting.objective, measured(bench.setting.yardsticks.token_budget)
+    objective, token_budget = bench.setting.objective, measured(bench.setting.yardsticks.token_budgets.get(case.name))
     logps = bench.logps(groups)
     with torch.no_grad(), adapters_off(bench.model):
         refs = tuple(map(to_float64, WITNESS.per_token_logps(bench.model, groups)))

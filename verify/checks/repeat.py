@@ -15,7 +15,7 @@ def _measure(bench: Bench, case: Case) -> Measured:
     before, again = flat(bench.logps(case.groups)), flat(bench.run_logps(case.groups, seeded=False))
     difference = (before - again).abs()
     on_cpu = next(bench.model.parameters()).device.type == "cpu"
-    budget = 0.0 if on_cpu else measured(bench.setting.yardsticks.token_budget)
+    budget = 0.0 if on_cpu else measured(bench.setting.yardsticks.token_budgets.get(case.name))
     differing = (~(difference <= budget)).nonzero().reshape(-1).tolist()  # NaN never equals
     if not differing:
         largest = float(difference.max())

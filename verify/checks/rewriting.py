@@ -11,7 +11,7 @@ from torch import Tensor
 from verify.cases import Case
 from verify.checks.bench import Bench, Groups, flat
 from verify.checks.check import Measured
-from verify.checks.places import completion_tokens, ids_before
+from verify.checks.places import ids_before, supervised_tokens
 from verify.groups import PreferenceGroup, TokenIds
 
 
@@ -49,7 +49,7 @@ def hold_against_rewritings(
     run = run or (lambda groups: flat(bench.logps(groups)))
     before = run(case.groups)
     other_token = bench.setting.cases.other_token[case.name]
-    tokens = [(place, token, ids_before(case.groups, place)) for place, token in completion_tokens(case.groups)]
+    tokens = [(place, token, ids_before(case.groups, place)) for place, token in supervised_tokens(case.groups)]
     compared, violations = 0, list[str]()
     for rewriting in rewritings:
         if violations:

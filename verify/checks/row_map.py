@@ -31,9 +31,12 @@ ROW_MAP = ExactCheck(
         "In the rows that the subject shows, every completion's path holds exactly its prompt and its tokens, at "
         "positions 0, 1, 2, ...; each slot of it attends to exactly the path up to itself (a block mask is rebuilt "
         "from its full and partial blocks, cell by cell); each token is predicted from the one before it on the path, "
-        "and as many enter the sum as the completion has."
+        "and as many enter the sum as the completion has supervised ones."
     ),
-    cannot_see="Whether these are the rows that the subject computes with; what padding attends to.",
-    cases=("distinct-tokens", "distinct-turns", "long-rows"),
+    cannot_see=(
+        "Whether these are the rows that the subject computes with; what padding attends to; what follows the last "
+        "supervised token of a completion."
+    ),
+    cases=("distinct-tokens", "distinct-turns", "distinct-examples", "long-rows"),
     measure=_measure,
 )

@@ -10,16 +10,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from verify.budget import Statistic, coefficient_noise, direct_budget, loss_budget, margin_budgets, reward_budgets
+from verify.budget import (
+    Statistic,
+    coefficient_noise,
+    direct_budget,
+    loss_budget,
+    margin_budgets,
+    reward_budgets,
+    sft_loss_budget,
+)
 from verify.cases import Case
 from verify.checks.absolute_model import absolute_model
-from verify.checks.cases import CheckCases, check_cases
+from verify.checks.cases import CaseName, CheckCases, check_cases
 from verify.comparison import Comparison, Quantity, compare_logps, compare_observations
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
-from verify.objective import DpoSigmoid
-from verify.observation import Observation, observe, to_float64
+from verify.objective import DpoSigmoid, Sft
+from verify.observation import Observation, observe, supervised_logps, to_float64
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS, PairwiseSubject
 from verify.tolerance import Policy
@@ -28,17 +36,20 @@ _T = TypeVar("_T")
 
 _FORMS = (WITNESS, *(VARIATIONS[name] for name in ("eager", "padded-right", "padded-left")))
 """Forms that leave positions as they are: under absolute positions nothing else is harmless."""
+_ORDERED: tuple[CaseName, ...] = ("distinct-tokens", "distinct-turns")
+_EXAMPLES: tuple[CaseName, ...] = ("distinct-examples", "examples-weighed-alike")
+_ABSOLUTE: tuple[CaseName, ...] = ("distinct-tokens", "distinct-turns", "distinct-examples")
 _PADDED_FORMS = _FORMS[2:]
 """One call for all sequences: with gradients a call for each would take longer than the check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossYardstick:
-    """Budgets on the case of uneven groups.
+    """Budgets of a subject's own loss on one case.
 
     Args:
         loss: Of the loss, in nats.
-        gradients: Of each LoRA tensor, as relative L2.
+        gradients: Of each LoRA tensor, as relative L2; empty under SFT, where they are not compared.
     """
 
     loss: float
@@ -47,11 +58,11 @@ class LossYardstick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsoluteYardstick:
-    """A model with absolute positions and what the unpacked path computes on it.
+    """What the unpacked path computes on a model with absolute positions.
 
     Args:
-        model: The model.
-        case: The case of distinct tokens, for its vocabulary.
+        model: The model, the same for all cases.
+        case: The case, drawn for its vocabulary.
         expected: Log-probs of the unpacked path, one float64 vector per completion.
         budget: Largest difference in nats.
     """
@@ -64,17 +75,17 @@ class AbsoluteYardstick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardsticks:
-    """What was measured; None where no check of the run asks for it.
+    """What was measured, by the name of the case; nothing where no check of the run asks for it.
 
     Args:
-        token_budget: Largest difference of a log-prob on the case of distinct tokens, in nats.
+        token_budgets: Largest difference of a log-prob, in nats.
         losses: Budgets of loss and gradients.
-        absolute: The model with absolute positions.
+        absolute: On the model with absolute positions.
     """
 
-    token_budget: float | None
-    losses: LossYardstick | None
-    absolute: AbsoluteYardstick | None
+    token_budgets: Mapping[str, float]
+    losses: Mapping[str, LossYardstick]
+    absolute: Mapping[str, AbsoluteYardstick]
 
 
 def measured(yardstick: _T | None) -> _T:
@@ -114,19 +125,30 @@ def measure_yardsticks(
     Returns:
         What those checks need.
     """
-    distinct, tokens, losses, absolute = cases.by_name.get("distinct-tokens"), None, None, None
-    if distinct and {"group-isolation", "permutation", "repeat"} & set(checks):
-        tokens = _token_budget(distinct, _logps_of_forms(model, distinct), dtype, policy)
+    tokens, losses, absolute = dict[str, float](), dict[str, LossYardstick](), dict[str, AbsoluteYardstick]()
+    if {"group-isolation", "permutation", "repeat"} & set(checks):
+        for case in _present(cases, _ORDERED):
+            tokens[case.name] = _token_budget(case, _logps_of_forms(model, case), dtype, policy)
     if "normalisation" in checks:
-        losses = _loss_yardstick(model, baseline, cases.by_name["uneven-groups"], dtype, objective, policy, seed)
-    if "absolute-positions" in checks:
-        absolute = _absolute_yardstick(next(model.parameters()).device, dtype, policy, seed)
-    return Yardsticks(token_budget=tokens, losses=losses, absolute=absolute)
+        pairs = cases.by_name["uneven-groups"]
+        losses[pairs.name] = _loss_yardstick(model, baseline, pairs, dtype, objective, policy, seed)
+        losses |= _sft_yardsticks(model, _present(cases, _EXAMPLES), dtype, policy)
+    if {"absolute-positions", "positions-as-unpacked"} & set(checks):
+        absolute = _absolute_yardsticks(next(model.parameters()).device, dtype, policy, seed)
+    return Yardsticks(token_budgets=tokens, losses=losses, absolute=absolute)
+
+
+def _present(cases: CheckCases, names: Sequence[CaseName]) -> list[Case]:
+    """Those that the vocabulary allows."""
+    return [cases.by_name[name] for name in names if name in cases.by_name]
 
 
 def _logps_of_forms(model: Any, case: Case) -> dict[str, tuple[Tensor, ...]]:
     with torch.no_grad():
-        return {form.name: tuple(map(to_float64, form.per_token_logps(model, case.groups))) for form in _FORMS}
+        return {
+            form.name: supervised_logps(tuple(map(to_float64, form.per_token_logps(model, case.groups))), case.groups)
+            for form in _FORMS
+        }
 
 
 def _noise_between(
@@ -158,12 +180,38 @@ def _token_budget(case: Case, forms: Mapping[str, tuple[Tensor, ...]], dtype: st
     return _logps_budget("max", "per_token_logps", torch.cat(forms[WITNESS.name]), case, noise, dtype, policy)
 
 
-def _absolute_yardstick(device: torch.device, dtype: str, policy: Policy, seed: int) -> AbsoluteYardstick:
-    model = absolute_model(dtype, seed).to(device)
-    case = check_cases(int(model.config.vocab_size), seed).by_name["distinct-tokens"]
-    forms = _logps_of_forms(model, case)
-    budget = _token_budget(case, forms, dtype, policy)
-    return AbsoluteYardstick(model=model, case=case, expected=forms[WITNESS.name], budget=budget)
+def _absolute_yardsticks(device: torch.device, dtype: str, policy: Policy, seed: int) -> dict[str, AbsoluteYardstick]:
+    model, yardsticks = absolute_model(dtype, seed).to(device), {}
+    for case in _present(check_cases(int(model.config.vocab_size), seed), _ABSOLUTE):
+        forms = _logps_of_forms(model, case)
+        budget = _token_budget(case, forms, dtype, policy)
+        expected = forms[WITNESS.name]
+        yardsticks[case.name] = AbsoluteYardstick(model=model, case=case, expected=expected, budget=budget)
+    return yardsticks
+
+
+def _sft_yardsticks(model: Any, cases: Sequence[Case], dtype: str, policy: Policy) -> dict[str, LossYardstick]:
+    """From the log-probs alone, of which an SFT loss is a weighted sum; of cases that hold the same examples."""
+    yardsticks: dict[str, LossYardstick] = {}
+    if not cases:
+        return yardsticks
+    examples, forms = cases[0], _logps_of_forms(model, cases[0])
+    noise = _noise_between(examples, forms, lambda one, other: (compare_logps(one, other, examples.groups),))
+    values = torch.cat(forms[WITNESS.name])
+    rms = _logps_budget("rms", "per_token_logps", values, examples, noise, dtype, policy)
+    none = torch.empty(0, dtype=torch.float64)
+    expected = Observation(
+        per_token_logps=forms[WITNESS.name],
+        ref_per_token_logps=(),
+        rewards=none,
+        margins=none,
+        loss=-values.mean(),
+        gradients=None,
+    )
+    for case in cases:
+        sft = Sft(mean="token" if case.objective_name == "sft-token-mean" else "example")
+        yardsticks[case.name] = LossYardstick(loss=sft_loss_budget(sft, expected, logps_rms=rms), gradients={})
+    return yardsticks
 
 
 def _weighted(parts: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:

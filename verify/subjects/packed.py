@@ -120,7 +120,9 @@ class PackedSubject:
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
             attended=_attended(told, packed),
-            supervised=torch.stack((completions, packed.token_rows, packed.token_slots, packed.predictor_slots), dim=1),
+            supervised=torch.stack((completions, packed.token_rows, packed.token_slots, packed.predictor_slots), dim=1)[
+                packed.supervised
+            ],
         )
 
 

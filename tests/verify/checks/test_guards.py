@@ -203,8 +203,7 @@ def test_the_distinct_case_holds_no_token_twice_even_when_rewritten(vocab_size: 
 
 
 def test_what_a_subject_does_to_the_decoder_with_absolute_positions_does_not_reach_the_next(setting: Setting) -> None:
-    absolute = setting.yardsticks.absolute
-    assert absolute is not None
+    absolute = setting.yardsticks.absolute["distinct-tokens"]
     before = Baseline.read(absolute.model)
     holder = ModelHolder(ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3)), "float32")
     (check,) = [check for check in EXACT_CHECKS if check.name == "absolute-positions"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,21 +13,28 @@ from packed_impl.forest import attention_rule
 from packed_impl.layout import LAYOUTS, ROWS, PackedLayout, pack
 from verify.checks.block_table import effective_mask
 from verify.checks.packed_rows import PackedRows, check_packed_rows
-from verify.checks.path_walk import walk_paths
+from verify.checks.path_walk import walk_paths, walk_positions
 from verify.groups import PreferenceGroup
 
 # Few token ids: equal tokens side by side must not be taken for one another.
 IDS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
-GROUPS = st.lists(
-    st.builds(
-        PreferenceGroup,
-        IDS,
-        st.lists(IDS, min_size=1, max_size=3).map(tuple),
-        st.lists(IDS, max_size=3).map(tuple),
-    ),
-    min_size=1,
-    max_size=4,
+UNMASKED = st.builds(
+    PreferenceGroup,
+    IDS,
+    st.lists(IDS, min_size=1, max_size=3).map(tuple),
+    st.lists(IDS, max_size=3).map(tuple),
 )
+
+
+@st.composite
+def masked(draw: st.DrawFn) -> PreferenceGroup:
+    group = draw(UNMASKED)
+    lengths = [len(ids) for ids in group.completions]
+    masks = [st.lists(st.booleans(), min_size=n, max_size=n).filter(any).map(tuple) for n in lengths]
+    return replace(group, completion_masks=draw(st.tuples(*masks)))
+
+
+GROUPS = st.lists(st.one_of(UNMASKED, masked()), min_size=1, max_size=4)
 
 
 def shown(packed: PackedLayout) -> PackedRows:
@@ -35,7 +44,9 @@ def shown(packed: PackedLayout) -> PackedRows:
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,
         attended=torch.stack([attention_rule(forest) for forest in packed.forests]),
-        supervised=torch.stack((completions, packed.token_rows, packed.token_slots, packed.predictor_slots), dim=1),
+        supervised=torch.stack((completions, packed.token_rows, packed.token_slots, packed.predictor_slots), dim=1)[
+            packed.supervised
+        ],
     )
 
 
@@ -44,7 +55,8 @@ def shown(packed: PackedLayout) -> PackedRows:
 def test_every_layout_is_what_the_definition_says(groups: list[PreferenceGroup], layout: str, rows: str) -> None:
     walk = walk_paths(shown(pack(groups, layout=layout, rows=rows)), groups)
     assert walk.deviations == ()
-    assert walk.num_compared > sum(len(ids) for group in groups for ids in group.completions)
+    assert walk.num_compared > sum(sum(group.num_supervised) for group in groups)
+    assert walk_positions(shown(pack(groups, layout=layout, rows=rows)), groups).deviations == ()
 
 
 @given(groups=GROUPS, rows=st.sampled_from(ROWS), block_size=st.sampled_from([1, 2, 4, 16]))

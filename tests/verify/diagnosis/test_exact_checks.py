@@ -42,6 +42,11 @@ def stages(suspects: Sequence[Suspect]) -> list[tuple[str, float]]:
         ("repeat", "token_logps"),
         ("normalisation", "accumulation"),
         ("own-objective", "objective"),
+        ("no-cross-attention", "mask"),
+        ("no-boundary-target", "supervision"),
+        ("no-padding-in-loss", "supervision"),
+        ("positions-as-unpacked", "positions"),
+        ("same-number-of-targets", "supervision"),
     ],
 )
 def test_a_check_that_fails_alone_names_its_stage_and_its_place(check: ExactCheckName, first: str) -> None:

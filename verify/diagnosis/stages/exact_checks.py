@@ -11,7 +11,9 @@ from verify.diagnosis.stages.suspect import INFERRED, POSSIBLE, Suspect
 from verify.faults.stages import StageName
 from verify.verdict import Verdict
 
-_VISIBILITY: tuple[ExactCheckName, ...] = ("branch-isolation", "group-isolation", "causality", "reach")
+_VISIBILITY: tuple[ExactCheckName, ...] = (
+    "branch-isolation", "group-isolation", "causality", "reach", "no-cross-attention",
+)  # fmt: skip
 _ROW_MAP: tuple[tuple[str, StageName], ...] = (
     ("tokens enter its sum", "supervision"),
     ("of its path is id", "layout"),
@@ -98,20 +100,16 @@ def _stages(finding: Finding, context: _Context) -> list[tuple[StageName, float]
             return [("mask", POSSIBLE if context.decoder_agrees else INFERRED), ("activations", POSSIBLE)]
         case "group-isolation" if finding.reason.startswith(_OF_REFERENCE):
             return [("reference", where_parity_holds if context.steady else POSSIBLE)]
-        case "branch-isolation" | "group-isolation" | "causality":
+        case "branch-isolation" | "group-isolation" | "causality" | "no-cross-attention":
             # They compare calls: of a subject that does not repeat they prove nothing.
             certain = context.steady and not context.decoder_agrees
             return [("mask", INFERRED if certain else POSSIBLE), ("activations", POSSIBLE)]
-        case "no-cross-attention":
-            return [("mask", INFERRED if context.steady else POSSIBLE), ("activations", POSSIBLE)]
-        case "no-boundary-target" | "no-padding-in-loss" | "same-number-of-targets":
-            return [("supervision", where_parity_holds)]
-        case "positions-as-unpacked":
-            return [("positions", by_results)]
         case "row-map":
             return [(_row_map_stage(finding.reason), INFERRED)]
-        case "absolute-positions":
+        case "absolute-positions" | "positions-as-unpacked":
             return [("positions", by_results)]
+        case "no-boundary-target" | "no-padding-in-loss" | "same-number-of-targets":
+            return [("supervision", INFERRED if context.isolated else POSSIBLE)]
         case "permutation":
             return [("token_logps", by_results)]
         case "repeat":

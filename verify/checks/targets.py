@@ -1,0 +1,164 @@
+"""Which tokens the loss of a subject counts as targets, and how often: by its gradient at the logits, and by its rows.
+
+Where a slot predicts the tokens y with weights c_y, the gradient of the loss sum_y c_y (-log p_y) at its logits is
+``g_v = C p_v - c_v`` with ``C = sum_y c_y`` (derived). It is negative at targets alone as long as none of them is more
+likely than its share c_y / C. Over all others it adds up to ``C (1 - sum_y p_y)``, which gives C, and then every c_y.
+Nothing of that comes from what the subject says about itself.
+
+Shape letters: S slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from verify.cases import Case
+from verify.checks.bench import Bench
+from verify.checks.check import NotApplicableError
+from verify.checks.packed_rows import check_packed_rows
+from verify.observation import to_float64
+from verify.subject import check_loss, gradient_support, owns_loss
+
+_ADDS_UP = 0.05
+"""What a gradient at logits may add up to, relative to its size: it is 0 but for the rounding of the dtype."""
+_EPSILONS, _SMALLEST = 16, 1e-3
+"""How far a count may be off: so many epsilons of the dtype of the logits, a thousandth of a target at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedTargets:
+    """What one source says about the targets of a loss that is a mean over N tokens.
+
+    Args:
+        source: Where it is read: "the gradient of the loss at the logits" or "the rows that it shows".
+        times: For each token id how often it counts: its weight times N. Ids that do not count are left out.
+        rounding: How far a count may be off.
+    """
+
+    source: str
+    times: Mapping[int, float]
+    rounding: float = 0.0
+
+
+def expected_targets(case: Case) -> dict[int, float]:
+    """How often each token id of a case is supervised: twice where two examples share it."""
+    return dict(
+        Counter(
+            ids[place]
+            for group in case.groups
+            for ids, supervised in zip(group.completions, group.supervised, strict=True)
+            for place in supervised
+        )
+    )
+
+
+def counted_targets(bench: Bench, case: Case) -> tuple[CountedTargets, ...]:
+    """What can be seen of the targets, read once for all checks.
+
+    Args:
+        bench: The subject and its model.
+        case: A case of the token mean, in which an id says which token it is.
+
+    Returns:
+        One entry for each source that the subject offers, at least one.
+
+    Raises:
+        NotApplicableError: It offers none.
+        SubjectError: It broke its contract.
+    """
+    found = bench.once(("targets", case.name), lambda: _read_targets(bench, case))
+    if not found:
+        raise NotApplicableError(
+            "its targets cannot be seen: no packed_rows, and no loss of its own whose gradient passes the output head "
+            "(without one the runner counts exactly the supervised tokens)"
+        )
+    return found
+
+
+def _read_targets(bench: Bench, case: Case) -> tuple[CountedTargets, ...]:
+    found = []
+    if owns_loss(bench.subject) and gradient_support(bench.subject, bench.model).supported:
+        weights = _weights(bench, case)
+        if weights is not None:
+            times = {token: weight * case.num_completion_tokens for token, weight in weights.items()}
+            rounding = max(_SMALLEST, _EPSILONS * float(torch.finfo(bench.model.dtype).eps))
+            found.append(CountedTargets("the gradient of the loss at the logits", times, rounding))
+    packed_rows = getattr(bench.subject, "packed_rows", None)
+    if packed_rows is not None:
+        shown = bench.call(lambda: packed_rows(case.groups))
+        rows = check_packed_rows(shown, case.groups, subject=bench.subject.name)
+        tokens = rows.input_ids[rows.supervised[:, 1], rows.supervised[:, 2]].tolist()
+        found.append(CountedTargets("the rows that it shows", Counter(tokens)))
+    return tuple(found)
+
+
+def _weights(bench: Bench, case: Case) -> dict[int, float] | None:
+    """The weight of each target in the loss; None where the gradient at the logits does not show it."""
+    subject, objective = bench.subject, bench.objective_of(case)
+    with _logits_as_leaves(bench.model) as leaves:
+        output = bench.call(lambda: subject.loss(bench.model, case.groups, objective))  # type: ignore[attr-defined]
+        loss, _ = check_loss(output, subject=subject.name, num_completions=0, differentiable=True)
+        bench.call(loss.backward, seeded=False)
+    bench.drop_gradients()
+    weights: dict[int, float] = {}
+    for leaf in leaves:
+        if leaf.grad is None:
+            continue
+        read = weights_of_targets(to_float64(leaf).flatten(0, -2), to_float64(leaf.grad).flatten(0, -2))
+        if read is None:
+            return None
+        for token, weight in read:
+            weights[token] = weights.get(token, 0.0) + weight
+    return weights or None
+
+
+def weights_of_targets(logits_SV: Tensor, gradients_SV: Tensor) -> list[tuple[int, float]] | None:  # noqa: N803
+    """Targets and their weights.
+
+    Args:
+        logits_SV: Logits of some slots, float64.
+        gradients_SV: The gradient of a loss at them, float64.
+
+    Returns:
+        Token id and weight of every target of every slot, slot by slot; None where the gradients are not those of a
+        sum of weighted -log p.
+    """
+    found = []
+    for logits_V, gradient_V in zip(logits_SV, gradients_SV, strict=True):  # noqa: N806
+        size = float(gradient_V.abs().sum())
+        if size == 0:
+            continue
+        targets = gradient_V < 0
+        if not abs(float(gradient_V.sum())) <= _ADDS_UP * size or not bool(targets.any()):
+            return None
+        p_V = logits_V.softmax(-1)  # noqa: N806
+        total = gradient_V[~targets].sum() / (1 - p_V[targets].sum())
+        weights = total * p_V[targets] - gradient_V[targets]
+        found += list(zip(targets.nonzero()[:, 0].tolist(), weights.tolist(), strict=True))
+    return found
+
+
+@contextmanager
+def _logits_as_leaves(model: Any) -> Iterator[list[Tensor]]:
+    """Cut the graph at the output head: what comes out of each call is a leaf whose gradient can be read."""
+    leaves: list[Tensor] = []
+
+    def cut(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1]
+
+    head = model.get_output_embeddings()
+    handles = [head.register_forward_hook(cut)] if isinstance(head, nn.Module) else []
+    try:
+        with torch.enable_grad():
+            yield leaves
+    finally:
+        for handle in handles:
+            handle.remove()
