@@ -140,7 +140,7 @@ def test_options_reach_the_run(cli: Cli) -> None:
 def test_by_default_every_packed_subject_meets_every_case(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def stop(request: Any, progress: Any, checks: Any) -> None:
+    def stop(request: Any, progress: Any, checks: Any, **_: Any) -> None:
         seen.append(request)
         raise ValueError("stopped")
 
@@ -337,6 +337,12 @@ def test_an_option_that_does_not_parse_is_refused_without_a_traceback(cli: Cli, 
     assert (done.status, done.out) == (2, "")
     assert arguments[0] in done.err
     assert "Traceback" not in done.err
+
+
+def test_several_processes_where_nothing_may_be_forked_are_refused(cli: Cli) -> None:
+    done = cli(*SMALL, "--jobs", 2)
+    assert done.status == 2
+    assert "--jobs 2: torch was loaded before the program began" in done.err
 
 
 def test_an_error_of_our_own_proves_nothing_and_is_said_in_one_line(
