@@ -20,6 +20,7 @@ import torch
 import verify
 from reports.store import read_record
 from verify.cli import app
+from verify.option_names import BUILT_IN_SUBJECT_NAMES
 
 ROOT = Path(verify.__file__).resolve().parents[1]
 THIRD_PARTY = Path(__file__).resolve().parents[1] / "third_party_subjects.py"
@@ -153,7 +154,8 @@ def test_by_default_every_packed_subject_meets_every_case(cli: Cli, monkeypatch:
         )
         assert done.status == 3, "the request was good: the fault is not the user's"
         request = seen.pop()
-        assert len([s for s in request.subjects if not s.name.startswith("planted:")]) == 8
+        packed = {n for n in BUILT_IN_SUBJECT_NAMES if not n.startswith(("hf-position-ids", "pairwise-"))}
+        assert {s.name for s in request.subjects if not s.name.startswith("planted:")} == packed
         assert len(request.cases) >= 12
         assert len(request.variations) == 4
     cli("--model", "qwen3-0.6b")
