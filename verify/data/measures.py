@@ -52,10 +52,10 @@ class CharacterMeasure:
 
     def _pair_sizes(self, pair: PreferencePair) -> GroupSizes | UnusableRow:
         """What `_group_sizes` gives for a pair of turns, which is what most files hold, in half the time."""
-        _prompt, chosen, rejected, place = pair
+        prompt, chosen, rejected, place = pair
         if chosen == rejected:
             return UnusableRow(Reason.IDENTICAL_RESPONSES, place, "chosen and rejected are the same text")
-        sizes = [len(turns[0].content) if len(turns) == 1 else _characters(turns) for turns in pair[:3]]
+        sizes = [len(turns[0][1]) if len(turns) == 1 else _characters(turns) for turns in (prompt, chosen, rejected)]
         if self.per_token is not None:
             sizes = [self._tokens(size) for size in sizes]
         return GroupSizes(sizes[0], (sizes[1],), (sizes[2],))
@@ -82,7 +82,7 @@ class CharacterMeasure:
 def _characters(text: Turns | str) -> int:
     if isinstance(text, str):
         return len(text)
-    return sum([len(turn.content) for turn in text])
+    return sum([len(content) for _, content in text])
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,21 +96,26 @@ def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> Prefere
     Raises:
         UnusableRow: The two conversations are not two responses to one prompt.
     """
-    # Written out side by side, without loops: this runs for each row of a file.
-    if not chosen or chosen[-1].role != ASSISTANT:
+    # Written out side by side, and turns unpacked rather than asked by name: this runs for each row of a file.
+    if not chosen or not rejected:
+        raise _without_response("rejected" if chosen else "chosen", (), place)
+    (chosen_role, chosen_text), (rejected_role, rejected_text) = chosen[-1], rejected[-1]
+    if chosen_role != ASSISTANT:
         raise _without_response("chosen", chosen, place)
-    if not rejected or rejected[-1].role != ASSISTANT:
+    if rejected_role != ASSISTANT:
         raise _without_response("rejected", rejected, place)
     prompt_turns = _shared_turns(chosen, rejected)
-    if chosen[prompt_turns].role != ASSISTANT:
+    (chosen_role, _), (rejected_role, _) = chosen[prompt_turns], rejected[prompt_turns]
+    if chosen_role != ASSISTANT:
         raise _different_prompts("chosen", chosen, prompt_turns, place)
-    if rejected[prompt_turns].role != ASSISTANT:
+    if rejected_role != ASSISTANT:
         raise _different_prompts("rejected", rejected, prompt_turns, place)
     prompt = chosen[:prompt_turns]
     _check_prompt(prompt, place)
-    if _is_blank(chosen[-1:]) or _is_blank(rejected[-1:]):
-        name = "chosen" if _is_blank(chosen[-1:]) else "rejected"
-        raise UnusableRow(Reason.EMPTY_RESPONSE, place, f"the final turn of {name} holds no text")
+    if not chosen_text or chosen_text.isspace():
+        raise UnusableRow(Reason.EMPTY_RESPONSE, place, "the final turn of chosen holds no text")
+    if not rejected_text or rejected_text.isspace():
+        raise UnusableRow(Reason.EMPTY_RESPONSE, place, "the final turn of rejected holds no text")
     return PreferencePair(prompt, chosen[prompt_turns:], rejected[prompt_turns:], place)
 
 
@@ -222,7 +227,7 @@ def _shared_turns(chosen: Turns, rejected: Turns) -> int:
 
 
 def _is_blank(turns: Turns) -> bool:
-    for turn in turns:  # noqa: SIM110 - runs three times for each row of a file, and all() takes twice as long
-        if turn.content and not turn.content.isspace():
+    for _, content in turns:  # noqa: SIM110 - runs for each row of a file, and all() takes twice as long
+        if content and not content.isspace():
             return False
     return True

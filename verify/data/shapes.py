@@ -336,13 +336,12 @@ def _turns_of(values: Iterable[Mapping[str, Any]], name: str, row: Row) -> Turns
     turns: list[Turn] = []
     is_encodable = row.is_encodable
     for value in values:
+        role, content = value.get("role"), value.get("content")
         # Nearly every turn is this one: a role, a text and no more.
-        if len(value) == 2 and "role" in value and "content" in value:
-            role, content = value["role"], value["content"]
-            if type(role) is type(content) is str and (is_encodable or _is_text(content)):
-                turns.append(_new_turn(Turn, (role, content)))
-                continue
-        turns.append(_odd_turn(value, name, len(turns), row))
+        if type(role) is type(content) is str and len(value) == 2 and (is_encodable or _is_text(content)):
+            turns.append(_new_turn(Turn, (role, content)))
+        else:
+            turns.append(_odd_turn(value, name, len(turns), row))
     return tuple(turns)
 
 
