@@ -1,8 +1,8 @@
 """How often the diagnosis names the right stage first, and what it costs.
 
 Run with ``python tests/benchmarks/bench_diagnosis.py [float32|float64] [faults|subjects]``; some minutes on an idle
-core. ``faults`` takes each planted fault out of the catalogue and diagnoses it (leave-one-out), on each kind of case that
-it is planted on; ``subjects`` diagnoses the wrong trainers of tests/verify/diagnosis/wrong_subjects.py and
+core. ``faults`` takes each planted fault out of the catalogue and diagnoses it (leave-one-out), on each kind of case
+that it is planted on; ``subjects`` diagnoses the wrong trainers of tests/verify/diagnosis/wrong_subjects.py and
 wrong_tree_trainers.py, on each kind that they take, with the catalogue and then with the evidence alone.
 """
 

@@ -15,6 +15,7 @@ from verify.case_files import cases_text
 from verify.environment import tool_version
 from verify.gate import GateRequest
 from verify.models.shape_file import Shape, shape_text
+from verify.objective import objective_named
 from verify.shrink.candidate import Candidate
 from verify.shrink.failure import Failure
 from verify.shrink.subject_file import subject_file, with_what_it_imports
@@ -148,6 +149,7 @@ def _script(shrunk: Shrunk, setting: Setting) -> str:
 
 def _facts(shrunk: Shrunk, setting: Setting, sha256: Mapping[str, str]) -> dict[str, Any]:
     request, failure = setting.request, shrunk.failure
+    objective = objective_named(shrunk.after.case.objective_name, request.objective)
     return {
         "schema_version": 1,
         "tool_version": tool_version(),
@@ -159,7 +161,7 @@ def _facts(shrunk: Shrunk, setting: Setting, sha256: Mapping[str, str]) -> dict[
         "size_before": shrunk.before.size,
         "size_after": shrunk.after.size,
         "seed": shrunk.after.model.seed,
-        "objective": asdict(request.objective),
+        "objective": {"name": objective.name, **asdict(objective)},
         "variations": list(request.variations),
         "threads": setting.threads,
         "versions": dict(setting.versions),

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from verify.cases import Case
+from verify.cases import CASE_KINDS, Case
 from verify.gate import Progress, Result
 from verify.model_holder import LeftBehindError
 from verify.models.configs import named_config
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.shrink.candidate import Candidate, edited, renumbered, seeded
+from verify.shrink.candidate import Candidate, mapped, renumbered, seeded
 from verify.shrink.failure import CLEARLY, Failure, failure_of
 from verify.shrink.folder import write_folder
 from verify.shrink.reproduction import Setting, Shrunk, folder_name, reproduction_files
@@ -158,7 +158,8 @@ class _Task:
         failures = clear or faint
         cases = sorted(
             (case for case in self.setting.request.cases if case.name in failures),
-            key=lambda case: (case.pairwise_slots, case.name),
+            # A pair says most to whoever reads it.
+            key=lambda case: (CASE_KINDS.index(case.kind), case.pairwise_slots, case.name),
         )
         if not clear:
             return self._as_it_is(cases[0], faint, f"not shrunk: less than {CLEARLY:g} budgets may be rounding")
@@ -261,13 +262,13 @@ def _on_the_tiny_model(candidate: Candidate) -> Candidate:
     small = renumbered(candidate)
     vocab_size = named_config(_TINY).vocab_size
     if small.size["largest token id"] >= vocab_size:
-        small = edited(small, small.segments, lambda ids: tuple(token % vocab_size for token in ids))
+        small = mapped(small, small.segments, lambda token: token % vocab_size)
     return Candidate(small.case, model)
 
 
 def _responses_are_equal(candidate: Candidate) -> bool:
-    """Then the margin is zero whatever a mask does, and the case proves nothing."""
-    return any(group.positives == group.negatives for group in candidate.case.groups)
+    """Then all margins are zero whatever a mask does, and the case proves nothing."""
+    return any(len(set(group.completions)) == 1 and bool(group.negatives) for group in candidate.case.groups)
 
 
 def _what_is_not_in_the_folder(named: str, model: ModelRequest) -> Iterator[str]:

@@ -16,10 +16,14 @@ from verify.shrink.candidate import (
     first_tokens,
     powers_of_two,
     renumbered,
+    sharing,
     smaller_field,
     smaller_vocabulary,
+    unshared,
     with_config,
     without_groups,
+    without_masks,
+    without_response,
     without_tokens,
 )
 
@@ -78,12 +82,12 @@ class Search:
         return self._known[candidate]
 
     def first_accepted(self, candidates: Iterable[Candidate]) -> bool:
-        """Go on from the first candidate that still fails."""
-        return any(self.accepts(candidate) for candidate in candidates)
+        """Go on from the first candidate that still fails; one that is no other than the best so far does not count."""
+        return any(candidate != self.best and self.accepts(candidate) for candidate in candidates)
 
 
 def minimise(search: Search) -> None:
-    """Shrink groups, layers, tokens, widths and token ids, in this order, until the limits are reached.
+    """Shrink groups, responses, layers, tokens, masks, widths and token ids, in this order, up to the limits.
 
     Layers come early because every later trial is cheaper for it.
 
@@ -92,11 +96,15 @@ def minimise(search: Search) -> None:
     """
     try:
         _drop_groups(search)
+        _drop_responses(search)
         if search.best.model.config is not None:
             _narrow(search, "num_hidden_layers", 1)
+        _drop_masks(search)
         _cap(search, lambda segment: segment.part != PROMPT)
         _cap(search, lambda segment: segment.part == PROMPT)
         _delete_tokens(search)
+        _drop_masks(search)
+        _part_sequences(search)
         if search.best.model.config is not None:
             search.first_accepted(fewer_heads(search.best))
             for field in ("head_dim", "hidden_size", "intermediate_size"):
@@ -118,6 +126,28 @@ def _drop_groups(search: Search) -> None:
             else:
                 start += size
         size = size if dropped and size == 1 else size // 2
+
+
+def _drop_responses(search: Search) -> None:
+    for group in reversed(range(len(search.best.case.groups))):
+        for part in reversed(range(len(search.best.case.groups[group].completions))):
+            smaller = without_response(search.best, Segment(group, part))
+            if smaller is not None:
+                search.accepts(smaller)
+
+
+def _drop_masks(search: Search) -> None:
+    for number, group in enumerate(search.best.case.groups):
+        if group.completion_masks:
+            search.accepts(without_masks(search.best, number))
+
+
+def _part_sequences(search: Search) -> None:
+    """What still begins alike does so because the failure needs it."""
+    for segment in search.best.segments:
+        other = unshared(search.best, segment)
+        if other is not None:
+            search.accepts(other)
 
 
 def _narrow(search: Search, field: str, smallest: int) -> None:
@@ -147,6 +177,9 @@ def _delete_tokens(search: Search) -> None:
         for group in range(len(search.best.case.groups)):
             while search.first_accepted(_joint_deletions(search.best, group, size)):
                 deleted = True
+        for segment in search.best.segments:
+            while search.first_accepted(_shared_deletions(search.best, segment, size)):
+                deleted = True
         size = size if deleted and size == 1 else size // 2
 
 
@@ -167,3 +200,15 @@ def _joint_deletions(candidate: Candidate, group: int, size: int) -> Iterator[Ca
     if all(len(candidate.tokens(segment)) > size for segment in responses):
         for start in (-1, 0):
             yield edited(candidate, responses, without_tokens(start, size))
+
+
+def _shared_deletions(candidate: Candidate, segment: Segment, size: int) -> Iterator[Candidate]:
+    """From all segments that begin as this one does, up to what is taken out: they go on sharing the rest."""
+    for start in range(0, len(candidate.tokens(segment)) - size + 1, size):
+        alike = sharing(candidate, segment, start + size)
+        if len(alike) == 1:
+            return
+        if min(alike, key=candidate.segments.index) == segment and all(
+            len(candidate.tokens(other)) > size for other in alike
+        ):
+            yield edited(candidate, alike, without_tokens(start, size))

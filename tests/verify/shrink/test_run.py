@@ -25,6 +25,7 @@ from verify.shrink.run import Reproduction
 
 ROOT = Path(verify.__file__).resolve().parents[1]
 THIRD_PARTY = Path(__file__).resolve().parents[1] / "third_party_subjects.py"
+TREE_TRAINERS = THIRD_PARTY.parent / "diagnosis" / "wrong_tree_trainers.py"
 CASES = {case.name: case for case in tiny_cases(257, 0)}
 
 Shrink = Callable[..., tuple[Reproduction, ...]]
@@ -119,6 +120,37 @@ def test_a_reproduction_fails_at_the_same_place_in_a_fresh_process(shrink: Shrin
     assert (result.case, result.dtype, result.verdict) == (seen["case"], seen["dtype"], "FAIL")
     worst = [j for j in result.judgements if j.quantity == seen["failure"]["quantity"]]
     assert (seen["failure"]["place"], seen["failure"]["measured"]) in [(j.worst[0].where, j.measured) for j in worst]
+
+
+TURNS = PreferenceGroup((1, 2), ((3, 4, 5), (9,)), ((3, 4, 7, 8),))
+CHAT = PreferenceGroup((1, 2), ((3, 4, 5, 6),), completion_masks=((True, False, False, True),))
+
+
+@pytest.mark.parametrize(
+    ("subject", "case", "left"),
+    [
+        # A turn behind a turn behind the prompt: one response ends with the first turn, one is in its way in the row.
+        ("ParentOnly", Case(name="turns", why="", groups=(TURNS,)), [([1, 1], [3])]),
+        # A token that is not supervised, and one that is.
+        ("MaskIgnored", Case(name="chat", why="", groups=(CHAT,), objective_name="sft-token-mean"), [([2], [])]),
+    ],
+)
+def test_trees_and_examples_are_shrunk_and_fail_again_in_a_fresh_process(
+    subject: str, case: Case, left: list[tuple[list[int], list[int]]], shrink: Shrink, tmp_path: Path
+) -> None:
+    """Lengths of positives and negatives that each of these faults needs, and no more."""
+    (found,) = shrink([f"{TREE_TRAINERS}:{subject}"], [case])
+    (small,) = read_cases(tmp_path / found.folder / "cases.json")
+    seen = facts(tmp_path, found)
+    assert small.objective_name == case.objective_name == seen["objective"]["name"]
+    sizes = [(list(map(len, group.positives)), list(map(len, group.negatives))) for group in small.groups]
+    assert sizes == left
+    assert [len(group.prompt_ids) for group in small.groups] == [1] * len(left)
+    assert run_script(tmp_path / found.folder, "--quiet", "--out", tmp_path / "again") == 1
+    (result,) = read_record(tmp_path / "again").results
+    assert (result.case, result.verdict) == (seen["case"], "FAIL")
+    worst = [j for j in result.judgements if j.quantity == seen["failure"]["quantity"]]
+    assert seen["failure"]["place"] in [j.worst[0].where for j in worst]
 
 
 def test_the_folder_can_be_read_by_people_and_by_the_program(shrink: Shrink, tmp_path: Path, draw: Draw) -> None:

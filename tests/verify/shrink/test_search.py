@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelRequest
+from verify.objective import ObjectiveName
 from verify.shrink.candidate import Candidate, seeded
 from verify.shrink.search import LimitReachedError, Limits, Search, minimise
 
@@ -181,3 +182,69 @@ def test_a_limit_is_raised_to_whoever_asks_for_one_more() -> None:
     with pytest.raises(LimitReachedError, match="0 trials"):
         search.accepts(candidate((3, 3, 3)))
     assert search.accepts(search.best)  # known already
+
+
+def of_groups(*groups: PreferenceGroup, objective: ObjectiveName = "sigmoid") -> Candidate:
+    case = Case(name="drawn", why="", groups=groups, objective_name=objective)
+    return seeded(Candidate(case, ModelRequest(name="tiny")))
+
+
+TREE = PreferenceGroup(
+    tuple(range(10, 20)),
+    (tuple(range(20, 32)), (*range(20, 26), 40, 41, 42)),
+    ((*range(20, 26), 50, 51), (60, 61, 62, 63), (*range(20, 22), 70)),
+)
+
+
+def begins_alike(group: PreferenceGroup) -> bool:
+    first = [ids[0] for ids in group.completions]
+    return len(set(first)) < len(first)
+
+
+def test_responses_that_matter_are_kept_and_begin_alike_only_where_it_matters() -> None:
+    def two_negatives(tried: Candidate) -> bool:
+        return any(len(group.negatives) >= 2 for group in tried.case.groups)
+
+    (group,) = shrunk(of_groups(TREE, TREE), two_negatives).best.case.groups
+    assert [len(ids) for ids in (group.prompt_ids, *group.completions)] == [1, 1, 1, 1]
+    assert not begins_alike(group)
+
+
+def test_a_tree_that_matters_stays_a_tree() -> None:
+    """A failure that needs two responses with two tokens in common, and a token behind."""
+
+    def fails(tried: Candidate) -> bool:
+        pairs = [(a, b) for group in tried.case.groups for a in group.positives for b in group.negatives]
+        return any(a[:2] == b[:2] and min(len(a), len(b)) > 2 and a[2] != b[2] for a, b in pairs)
+
+    (group,) = shrunk(of_groups(TREE), fails).best.case.groups
+    assert [len(ids) for ids in (group.prompt_ids, *group.completions)] == [1, 3, 3]
+    assert group.positives[0][:2] == group.negatives[0][:2]
+
+
+def test_prompts_that_begin_alike_are_cut_together() -> None:
+    def fails(tried: Candidate) -> bool:
+        prompts = [group.prompt_ids for group in tried.case.groups]
+        return len(prompts) == 2 and prompts[0][:1] == prompts[1][:1] and prompts[0][:5] == prompts[1][:5]
+
+    start = of_groups(*(PreferenceGroup((*range(9), 30 + n), ((40 + n,),), ((50 + n,),)) for n in range(2)))
+    found = shrunk(start, fails).best.case.groups
+    assert [group.prompt_ids[0] for group in found] == [0, 0]
+    assert all(len(group.prompt_ids) == 1 for group in found)
+
+
+def test_a_mask_that_matters_is_kept_and_any_other_goes() -> None:
+    """A failure that needs a token which is not supervised between two that are."""
+    example = PreferenceGroup(
+        tuple(range(8)), (tuple(range(10, 22)),), completion_masks=((True,) * 4 + (False,) * 5 + (True,) * 3,)
+    )
+
+    def fails(tried: Candidate) -> bool:
+        masks = [mask for group in tried.case.groups for mask in group.completion_masks]
+        return any("".join("01"[value] for value in mask).strip("0").count("0") > 0 for mask in masks)
+
+    best = shrunk(of_groups(example, example, objective="sft-token-mean"), fails).best
+    assert best.case.objective_name == "sft-token-mean"
+    assert best.case.groups == (PreferenceGroup((0,), ((1, 2, 3),), completion_masks=((True, False, True),)),)
+    (group,) = shrunk(of_groups(example, objective="sft-token-mean"), lambda _: True).best.case.groups
+    assert group == PreferenceGroup((0,), ((1,),))
