@@ -27,6 +27,11 @@ ExactCheckName = Literal[
     "repeat",
     "normalisation",
     "own-objective",
+    "no-cross-attention",
+    "no-boundary-target",
+    "no-padding-in-loss",
+    "positions-as-unpacked",
+    "same-number-of-targets",
 ]
 CheckName = QuantityName | Literal["structure", "packed-ran"] | ExactCheckName
 

@@ -33,6 +33,11 @@ EXACT_LETTERS: dict[ExactCheckName, str] = {
     "repeat": "t",
     "normalisation": "n",
     "own-objective": "o",
+    "no-cross-attention": "X",
+    "no-boundary-target": "B",
+    "no-padding-in-loss": "P",
+    "positions-as-unpacked": "U",
+    "same-number-of-targets": "T",
 }
 """Exact check to its mark in that column."""
 
