@@ -66,6 +66,7 @@ def sections(report: DataReport) -> tuple[Section, ...]:
         _algebra(report),
         _by_responses(report),
         _plans(report),
+        _against_plain(report),
         _steps(report),
         _row_limits(report),
         _order(report),
@@ -204,6 +205,31 @@ def _steps(report: DataReport) -> Section:
         return Section("What a step holds")
     rows = tuple((plan.plan, *_plan_cells(plan)[_STEP]) for plan in report.simulation.plans)
     return Section("What a step of all ranks holds, predicted", ("plan", *_plan_header(report.noun)[_STEP]), rows)
+
+
+def _against_plain(report: DataReport) -> Section:
+    """Each plan's cost of a group over that of padded sequences."""
+    title = "Cost of each way / cost of padded sequences, predicted"
+    if report.simulation is None:
+        return Section(title)
+    plain = next(plan for plan in report.simulation.plans if plan.plan == "plain")
+    has_flops = report.algebra is not None and report.algebra.flop_ratio is not None
+    rows = tuple(
+        (
+            plan.plan,
+            number(plan.slots_per_example / plain.slots_per_example),
+            number(plan.flops_per_example / plain.flops_per_example) if has_flops else NONE,
+            number(plan.peak_slots / plain.peak_slots),
+            number(1 / plan.speed_up),
+        )
+        for plan in report.simulation.plans
+    )
+    return Section(
+        title,
+        ("plan", "slots", "FLOPs", "memory", "time"),
+        rows,
+        ("memory: most slots of one rank in a step, which activations grow with; time: with waiting for the slowest",),
+    )
 
 
 def _row_limits(report: DataReport) -> Section:

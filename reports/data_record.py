@@ -142,6 +142,13 @@ class PlanRecord(_Frozen):
     padded_tokens_per_step: Annotated[FiniteFloat, Field(ge=0)]
     peak_slots: Count
     """Most slots that a rank holds in one step."""
+    flops_per_example: Ratio
+    """Forward FLOPs of a group, padding included; of characters, slots."""
+
+    @property
+    def slots_per_example(self) -> float:
+        """Slots that a group takes, padding included."""
+        return (self.useful_tokens_per_step + self.padded_tokens_per_step) / self.examples_per_step
 
     @model_validator(mode="after")
     def _utilisation_follows(self) -> Self:

@@ -28,7 +28,8 @@ def plan(name: str, row_limit: int | None, speed_up: float) -> dict[str, Any]:
         "examples_per_step": 32.0,
         "useful_tokens_per_step": 80.0,
         "padded_tokens_per_step": 20.0,
-        "peak_slots": 100,
+        "peak_slots": 100 if name == "plain" else 50,
+        "flops_per_example": 4e9 if name == "plain" else 3e9,
     }
 
 
@@ -240,6 +241,14 @@ def test_groups_of_several_sizes_have_a_line_each(content: dict[str, Any]) -> No
     text = data_markdown.render(DataReport.model_validate(content))
     assert "By number of responses" in text
     assert "| 3 | 3 | 0.800 | 0.770 | 0.810 | 1.25 | 50.0% |" in text
+
+
+def test_ways_of_filling_rows_are_held_against_padded_sequences(content: dict[str, Any]) -> None:
+    report = DataReport.model_validate(content)
+    assert report.simulation is not None
+    assert report.simulation.plans[0].slots_per_example == 100 / 32
+    text = data_markdown.render(report)
+    assert "| sequence packing, prompts shared | 1.00 | 0.750 | 0.500 | 0.625 |" in text
 
 
 def test_drawn_lengths_have_no_digest_and_no_file(content: dict[str, Any]) -> None:

@@ -178,6 +178,7 @@ def _plan(result: PlanResult, row_limit: int | None) -> PlanRecord:
         useful_tokens_per_step=result.useful_tokens_per_step,
         padded_tokens_per_step=result.padded_tokens_per_step,
         peak_slots=result.peak_slots,
+        flops_per_example=result.flops / result.num_examples,
     )
 
 
