@@ -9,12 +9,16 @@ from verify.cases import CASE_KINDS, Case
 from verify.faults import (
     accumulation,
     activations,
+    bins,
+    examples,
     gradients,
+    larger_groups,
     layout,
     mask,
     objective,
     positions,
     predictors,
+    prefix_trees,
     reduction,
     reference,
     supervision,
@@ -23,6 +27,7 @@ from verify.faults import (
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.exact_claims import with_exact_claims
 from verify.faults.fault import Fault, Mutation
+from verify.faults.layout_controls import LAYOUT_MUTANTS
 
 _AS_PLANTED: tuple[Fault, ...] = (
     *layout.FAULTS,
@@ -37,9 +42,13 @@ _AS_PLANTED: tuple[Fault, ...] = (
     *objective.FAULTS,
     *accumulation.FAULTS,
     *gradients.FAULTS,
+    *prefix_trees.FAULTS,
+    *larger_groups.FAULTS,
+    *examples.FAULTS,
+    *bins.FAULTS,
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
-CATALOGUE: tuple[Mutation, ...] = (*FAULTS, *EQUIVALENT_MUTANTS)
+CATALOGUE: tuple[Mutation, ...] = (*FAULTS, *EQUIVALENT_MUTANTS, *LAYOUT_MUTANTS)
 
 
 def mutation_named(name: str) -> Mutation:

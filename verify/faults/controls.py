@@ -108,7 +108,8 @@ def _last_tree_first(row: tuple[Piece, ...]) -> tuple[Piece, ...]:
     return tuple(replace(p, parent=None if p.parent is None else moved[p.parent]) for p in pieces)
 
 
-def _as_many(amount: int, rows: Rows) -> int:
+def as_many(amount: int, rows: Rows) -> int:
+    """That many slots, whatever the rows."""
     return amount
 
 
@@ -234,7 +235,7 @@ EQUIVALENT_MUTANTS = (
     EquivalentMutant(
         name="padding-behind",
         stage="layout",
-        replacement=partial(padding_behind, partial(_as_many, 3)),
+        replacement=partial(padding_behind, partial(as_many, 3)),
         what="Rows end in three slots of padding.",
         imitates=("A62", "A74"),
         why_equal="nothing attends to padding",
@@ -242,7 +243,7 @@ EQUIVALENT_MUTANTS = (
     EquivalentMutant(
         name="much-padding-behind",
         stage="layout",
-        replacement=partial(padding_behind, partial(_as_many, 200)),
+        replacement=partial(padding_behind, partial(as_many, 200)),
         what="Rows end in 200 slots of padding.",
         imitates=("A62", "A74"),
         bites_where=SAVES_200_SLOTS,
@@ -290,6 +291,7 @@ EQUIVALENT_MUTANTS = (
         stage="token_logps",
         replacement=partial(in_chunks, 7),
         what="Log-probs are taken 7 predictions at a time.",
+        kinds=CASE_KINDS,
         why_equal="each prediction has its own softmax",
     ),
     EquivalentMutant(
@@ -313,6 +315,7 @@ EQUIVALENT_MUTANTS = (
         stage="token_logps",
         replacement=logits_moved,
         what="The largest logit is subtracted from all of a slot.",
+        kinds=CASE_KINDS,
         why_equal="softmax is invariant under a common shift",
     ),
     EquivalentMutant(
@@ -320,6 +323,7 @@ EQUIVALENT_MUTANTS = (
         stage="reduction",
         replacement=summed_backwards,
         what="Log-probs are summed from the last token to the first.",
+        kinds=CASE_KINDS,
         why_equal="a sum does not depend on its order, but for rounding",
     ),
     EquivalentMutant(
@@ -334,9 +338,10 @@ EQUIVALENT_MUTANTS = (
         name="micro-batches-weighted",
         stage="accumulation",
         replacement=micro_batches_weighted,
-        what="The loss is a sum over micro-batches of two groups, each weighted with its share of the groups.",
+        what="The loss is a sum over micro-batches of two groups or examples, each weighted with its share.",
         imitates=("A34",),
         bites_where=SEVERAL_GROUPS,
-        why_equal="weights add up to those of the mean over all groups",
+        kinds=CASE_KINDS,
+        why_equal="weights add up to those of the mean over the whole batch",
     ),
 )

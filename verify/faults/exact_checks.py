@@ -17,16 +17,23 @@ from verify.model_holder import ModelHolder
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
 
-_LOGPS: tuple[CaseName, ...] = ("distinct-tokens", "long-rows")
-_LOSS: tuple[CaseName, ...] = ("uneven-groups", "special-ids")
+_LOGPS: tuple[CaseName, ...] = ("distinct-tokens", "distinct-turns", "distinct-examples", "long-rows")
+_LOSS: tuple[CaseName, ...] = (
+    "uneven-groups",
+    "special-ids",
+    "distinct-turns",
+    "distinct-examples",
+    "examples-weighed-alike",
+)
+_ALL: tuple[CaseName, ...] = tuple(dict.fromkeys(_LOGPS + _LOSS))
 
 CASES_BY_STAGE: Mapping[StageName, tuple[CaseName, ...]] = {
-    "layout": _LOGPS + _LOSS,
+    "layout": _ALL,
     "positions": _LOGPS,
     "mask": _LOGPS,
     "activations": _LOGPS,
     "predictors": _LOGPS,
-    "supervision": _LOGPS + _LOSS,
+    "supervision": _ALL,
     "token_logps": _LOGPS,
     "reduction": _LOSS,
     "reference": _LOSS,

@@ -86,6 +86,21 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "loss-divided-by-ranks", "groups-weighted-by-tokens", "last-group-counted-twice",
         "masked-group-in-denominator",
     ),
+    "no-cross-attention": (
+        "examples-attend-to-those-before", "recurrent-state-over-examples", "convolution-over-examples",
+    ),
+    "no-boundary-target": (
+        "target-across-examples", "first-token-of-an-example-targeted", "end-of-example-not-counted",
+    ),
+    "no-padding-in-loss": (
+        "padding-in-the-loss",
+    ),
+    "positions-as-unpacked": (
+        "positions-run-on-over-examples", "positions-restart-at-turns",
+    ),
+    "same-number-of-targets": (
+        "all-tokens-in-the-denominator", "user-turns-supervised", "mask-one-late", "shared-token-gradient-once",
+    ),
 }  # fmt: skip
 
 

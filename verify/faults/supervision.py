@@ -22,7 +22,7 @@ Term = tuple[int, int, int, int]
 """Row, predictor slot, token id, completion."""
 
 
-def _with_extra(targets: Targets, terms: Iterable[Term]) -> Targets:
+def with_extra(targets: Targets, terms: Iterable[Term]) -> Targets:
     """More terms in the sums."""
     extra = list(terms)
     if not extra:
@@ -68,17 +68,17 @@ def _prompt_terms(rows: Rows, *, chosen_only: bool, last_only: bool) -> Iterable
 
 def prompt_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """Completion-only loss became full-sequence loss, for both responses alike."""
-    return _with_extra(honest(rows, predictors), _prompt_terms(rows, chosen_only=False, last_only=False))
+    return with_extra(honest(rows, predictors), _prompt_terms(rows, chosen_only=False, last_only=False))
 
 
 def prompt_counted_once(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """The shared prompt is summed once, with the branch that follows it."""
-    return _with_extra(honest(rows, predictors), _prompt_terms(rows, chosen_only=True, last_only=False))
+    return with_extra(honest(rows, predictors), _prompt_terms(rows, chosen_only=True, last_only=False))
 
 
 def last_prompt_token_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """The prompt length is one too small: its last token is supervised too."""
-    return _with_extra(honest(rows, predictors), _prompt_terms(rows, chosen_only=False, last_only=True))
+    return with_extra(honest(rows, predictors), _prompt_terms(rows, chosen_only=False, last_only=True))
 
 
 def boundary_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
@@ -89,7 +89,7 @@ def boundary_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Tar
         for branch in rows.branches()
         if branch.stop < rows.num_slots
     ]
-    return _with_extra(honest(rows, predictors), terms)
+    return with_extra(honest(rows, predictors), terms)
 
 
 def end_predicts_root(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
@@ -97,7 +97,7 @@ def end_predicts_root(honest: Supervision, rows: Rows, predictors: Tensor) -> Ta
     terms = [
         (branch.row, branch.stop - 1, rows.rows[branch.row][0].ids[0], branch.completion) for branch in rows.branches()
     ]
-    return _with_extra(honest(rows, predictors), terms)
+    return with_extra(honest(rows, predictors), terms)
 
 
 def padding_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
@@ -109,7 +109,7 @@ def padding_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targ
         if place.piece.is_padding
         for slot in range(place.start + 1, place.stop)
     ]
-    return _with_extra(honest(rows, predictors), terms)
+    return with_extra(honest(rows, predictors), terms)
 
 
 def ignored_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
@@ -121,7 +121,7 @@ def ignored_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targ
         for prompt in rows.ancestors_of(branch)
         for slot in range(prompt.start, prompt.stop)
     ]
-    return _with_extra(honest(rows, predictors), terms)
+    return with_extra(honest(rows, predictors), terms)
 
 
 def token_zero_dropped(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:

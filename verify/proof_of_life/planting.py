@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from verify.cases import Case
 from verify.faults.catalogue import biting_cases
 from verify.gate import GateRequest
+from verify.proof_of_life.kinds import kinds_of
 from verify.proof_of_life.probes import PROBES, Probe
 from verify.subject import Subject, layout_of, support_for
 from verify.subjects import is_built_in
@@ -18,7 +19,6 @@ SHARE_OF_RUN = 0.2
 MAX_LOGITS_BYTES = 2 * 2**30
 """Planted faults hold the logits of all slots at one time; a case that needs more is not planted in."""
 
-_PASSES = {"forward": 2, "gradients": 3}
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 _ORACLE_COSTS = 2
 """A pass of the oracle in passes of the witness: it computes in float64."""
@@ -62,6 +62,8 @@ class Plantings:
 def choose_plantings(request: GateRequest, *, vocab_size: int, num_layers: int, is_tiny: bool) -> Plantings:
     """Choose what to plant: on a tiny model all that some case shows, elsewhere as many as cost a fifth of the run.
 
+    Only on cases of a kind that some subject takes: what is caught elsewhere says nothing about it.
+
     Args:
         request: The run without planted faults.
         vocab_size: Width of the logits.
@@ -73,16 +75,19 @@ def choose_plantings(request: GateRequest, *, vocab_size: int, num_layers: int, 
         nothing else would show it.
     """
     affordable, spent = SHARE_OF_RUN * slots_in_passes(request), 0.0
+    kinds = kinds_of(request.subjects)
+    of_run = tuple(case for case in request.cases if case.kind in kinds)
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
     for probe in PROBES:
-        cases = biting_cases(probe.mutation, request.cases, at_most=1)
+        cases = biting_cases(probe.mutation, of_run, at_most=1)
         if not cases or num_layers < probe.min_layers:
             continue
         (case,) = cases
-        slots = _packed_slots(case)
+        shares = probe.mutation.packing.segments != "block-diagonal"
+        slots = _packed_slots(case) if shares else case.pairwise_slots
         num_bytes = slots * vocab_size * max(_BYTES[dtype] for dtype in request.dtypes)
-        cost = _PASSES[probe.seen_in] * slots * len(request.dtypes)
+        cost = (case.num_passes + (probe.seen_in == "gradients")) * slots * len(request.dtypes)
         if num_bytes > MAX_LOGITS_BYTES:
             left_out[probe.fault] = f"the logits of case {case.name} take {num_bytes / 2**30:.1f} GiB"
         elif not is_tiny and spent + cost > affordable:
@@ -108,16 +113,23 @@ def slots_in_passes(request: GateRequest) -> float:
     Returns:
         An estimate by counting, in slots that one pass of the witness feeds.
     """
-    unpacked = sum(case.pairwise_slots for case in request.cases)
+    unpacked = sum(_passes(case) * case.pairwise_slots for case in request.cases)
     forms = (1 + len(request.variations)) * len(request.dtypes)
     of_subjects = sum(_judged_slots(subject, request.cases) for subject in request.subjects)
-    return _PASSES["gradients"] * ((_ORACLE_COSTS + forms) * unpacked + len(request.dtypes) * of_subjects)
+    return (_ORACLE_COSTS + forms) * unpacked + len(request.dtypes) * of_subjects
+
+
+def _passes(case: Case) -> int:
+    """Forward passes of a step, and the backward pass."""
+    return case.num_passes + 1
 
 
 def _judged_slots(subject: Subject, cases: Sequence[Case]) -> int:
+    """Slots in passes of one subject, on the cases that it takes."""
     slots = _packed_slots if layout_of(subject) == "packed" else _unpacked_slots
     # What a third party's subject supports is asked by the gate, where it is answered for.
-    return sum(slots(case) for case in cases if not is_built_in(subject) or support_for(subject, case).supported)
+    taken = [case for case in cases if not is_built_in(subject) or support_for(subject, case).supported]
+    return sum(_passes(case) * slots(case) for case in taken)
 
 
 def _packed_slots(case: Case) -> int:

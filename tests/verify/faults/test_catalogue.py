@@ -12,12 +12,14 @@ import pytest
 from verify.cases import Case, tiny_cases
 from verify.checks.check import EXACT_CHECK_NAMES
 from verify.fault_request import OBJECTIVE
+from verify.faults import layout_conditions
 from verify.faults.catalogue import CATALOGUE, FAULTS, biting_cases, mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.exact_claims import EXACT_CLAIMS
 from verify.faults.fault import CHECKS, Fault, Mutation
 from verify.faults.kernels import NOISY_KERNELS
 from verify.faults.stages import STAGES
+from verify.groups import PreferenceGroup
 
 CASES = tiny_cases(257, 0)
 UNSEEN = {fault.name for fault in FAULTS if "bfloat16" not in fault.dtypes}
@@ -122,12 +124,18 @@ def test_no_option_of_the_objective_is_at_the_value_that_hides_its_absence() -> 
     assert 0 < OBJECTIVE.label_smoothing < 0.5
 
 
+ALONE = Case(
+    name="alone", why="one example", groups=(PreferenceGroup((1, 2), ((3, 4),)),), objective_name="sft-token-mean"
+)
+
+
 def test_conditions_tell_cases_apart() -> None:
     """A condition that held everywhere, or nowhere, would say nothing."""
     conditional = {m.bites_where.words: m.bites_where for m in CATALOGUE if m.bites_where.words != "everywhere"}
     assert len(conditional) > 15
     for words, condition in conditional.items():
-        asked = [case for case in CASES if any(m.bites_where is condition and case.kind in m.kinds for m in CATALOGUE)]
+        any_kind = condition.holds.__module__ == layout_conditions.__name__  # others are asked of pairs only
+        asked = [case for case in (*CASES, ALONE) if any_kind or case.kind == "pairs"]
         held = [case.name for case in asked if condition.holds(case)]
         assert 0 < len(held) < len(asked), words
 

@@ -19,8 +19,8 @@ from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
 from verify.objective import DpoSigmoid
 from verify.proof_of_life.blind_spots import blind_spots
+from verify.subject import kinds_taken, support_for
 from verify.subjects.faulty import FaultySubject
-from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.selection import select_subject
 from verify.tolerance import Policy
 from verify.verdict import Verdict
@@ -35,7 +35,7 @@ def spots(policy: Policy) -> Callable[..., list[BlindSpotRecord]]:
     """The blind spots of a run of which every subject passed on every case that it takes."""
 
     def find(
-        cases: Sequence[str], subjects: Sequence[str] = ("dense-sdpa",), config: object = CONFIG, **changes: Any
+        cases: Sequence[str], subjects: Sequence[str] = ("fault:none",), config: object = CONFIG, **changes: Any
     ) -> list[BlindSpotRecord]:
         settings: dict[str, Any] = {
             "model": ModelRequest(name="tiny"), "dtypes": ("float32",), "policy": policy,
@@ -49,7 +49,7 @@ def spots(policy: Policy) -> Callable[..., list[BlindSpotRecord]]:
             for dtype in request.dtypes
             for case in request.cases
             for subject in request.subjects
-            if not hasattr(subject, "supports") or subject.supports(case).supported
+            if support_for(subject, case).supported
         ]
         return list(blind_spots(request, results, config))
 
@@ -92,13 +92,32 @@ def test_faults_of_one_condition_are_one_kind_in_its_words(spots: Callable[..., 
 def test_a_subject_that_took_part_of_the_cases_has_blind_spots_of_its_own(
     spots: Callable[..., list[BlindSpotRecord]],
 ) -> None:
-    names = [subject.name for subject in PACKED_SUBJECTS]
+    names = ["fault:none", "dense-sdpa/row-per-group", "split/row-per-group"]
     (spot,) = spots([case.name for case in CASES], names)
     assert spot.what.startswith("faults of dense-sdpa/row-per-group and split/row-per-group that ")
-    several = [case for case in CASES if len(case.groups) > 1]
-    first, *_, last = [case.name for case in several]
-    assert re.match(rf"judged on {first}, .* and {last} only; not seen: where ", spot.why)
-    assert sorted(spot.faults) == sorted(f.name for f in FAULTS if not any(f.bites(case) for case in several))
+    several = [case for case in CASES if len(case.groups) > 1 and case.kind != "examples"]
+    assert re.fullmatch(rf"judged on {len(several)} of 28 cases; not seen: (where [^;]+; ){{3}}and \d+ more", spot.why)
+    concerned = [fault for fault in FAULTS if {"pairs", "groups"} & set(fault.kinds)]
+    assert sorted(spot.faults) == sorted(f.name for f in concerned if not any(f.bites(case) for case in several))
+
+
+@pytest.mark.parametrize("subject", ["dense-sdpa/block-diagonal", "hf-position-ids"])
+def test_faults_of_kinds_that_a_subject_does_not_take_are_no_blind_spot_of_it(
+    spots: Callable[..., list[BlindSpotRecord]], subject: str
+) -> None:
+    (kind,) = kinds_taken(select_subject(subject))
+    named = {fault for spot in spots([case.name for case in CASES], [subject]) for fault in spot.faults}
+    assert named <= {fault.name for fault in FAULTS if kind in fault.kinds}
+    assert all(len(spot.why) < 300 for spot in spots([case.name for case in CASES], ["fault:none", subject]))
+
+
+def test_a_kind_of_which_there_is_no_case_is_one_blind_spot(spots: Callable[..., list[BlindSpotRecord]]) -> None:
+    found = {spot.what: spot for spot in spots([case.name for case in CASES if case.kind == "pairs"])}
+    for kind, words in {"groups": "groups of more than two responses", "examples": "supervised examples"}.items():
+        spot = found.pop(f"faults of {words}")
+        assert spot.why == "no case of that kind was judged"
+        assert set(spot.faults) >= {fault.name for fault in FAULTS if fault.kinds == (kind,)}
+    assert found == {}
 
 
 def test_what_no_subject_was_judged_on_shows_nothing(policy: Policy) -> None:

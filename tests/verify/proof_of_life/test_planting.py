@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
-from verify.cases import Case, synthetic_cases, tiny_cases
+from verify.cases import CASE_KINDS, Case, CaseKind, synthetic_cases, tiny_cases
+from verify.faults.fault import BINS, BLOCK_DIAGONAL, PREFIX_TREE
 from verify.faults.stages import STAGES
 from verify.gate import GateRequest
 from verify.models.request import ModelRequest
@@ -20,6 +22,19 @@ from verify.subjects.selection import select_subject
 from verify.tolerance import Policy
 
 CASES = tiny_cases(257, seed=0)
+LAYOUTS = (PREFIX_TREE, BLOCK_DIAGONAL, BINS)
+
+
+class Takes:
+    """A subject of one kind of case."""
+
+    name = "mine"
+
+    def __init__(self, kind: CaseKind) -> None:
+        self.takes = (kind,)
+
+    def per_token_logps(self, model: object, groups: object) -> list[Tensor]:
+        raise AssertionError("no model runs here")
 
 
 @pytest.fixture
@@ -31,7 +46,7 @@ def request_(policy: Policy) -> GateRequest:
 
 
 def packed_slots(case: Case) -> int:
-    return sum(len(g.prompt_ids) + len(g.positives[0]) + len(g.negatives[0]) for g in case.groups)
+    return sum(len(ids) for g in case.groups for ids in (g.prompt_ids, *g.completions))
 
 
 def test_every_stage_of_the_packed_step_has_a_probe_and_none_has_two_names() -> None:
@@ -64,6 +79,7 @@ def test_a_fault_that_no_case_can_show_is_not_planted(request_: GateRequest) -> 
     }
     assert {probe.fault for probe in PROBES} - names == {
         "trees-not-isolated", "positions-in-bfloat16", "sum-over-groups", "third-tree-sees-second",
+        *(probe.fault for probe in PROBES if probe.mutation.packing in LAYOUTS or probe.mutation.kinds == ("groups",)),
     }  # fmt: skip
 
 
@@ -115,7 +131,20 @@ def test_where_logits_would_not_fit_nothing_is_planted_and_the_notes_say_why(req
 def test_the_passes_of_a_subject_count_only_on_cases_that_it_takes(
     request_: GateRequest, third_party: Callable[[str], object]
 ) -> None:
-    several = [case for case in CASES if len(case.groups) > 1]
+    several = [case for case in CASES if len(case.groups) > 1 and case.kind != "examples"]
     of = {s.name: slots_in_passes(replace(request_, subjects=(s,))) for s in PACKED_SUBJECTS}
-    left_out = sum(packed_slots(case) for case in CASES if case not in several)
-    assert of["dense-sdpa"] - of["dense-sdpa/row-per-group"] == 3 * left_out
+    left_out = sum(packed_slots(case) for case in CASES if case not in several and case.kind != "examples")
+    rollouts = next(case for case in CASES if case.name == "rollouts-of-one-prompt")  # what it takes of examples
+    assert of["dense-sdpa"] - of["dense-sdpa/row-per-group"] == 3 * left_out + 2 * packed_slots(rollouts)
+
+
+@pytest.mark.parametrize("kind", CASE_KINDS)
+def test_faults_are_planted_only_on_kinds_of_case_that_some_subject_takes(
+    request_: GateRequest, kind: CaseKind
+) -> None:
+    run = replace(request_, subjects=(Takes(kind),))
+    chosen = choose_plantings(run, vocab_size=257, num_layers=2, is_tiny=True).chosen
+    assert {case.kind for case in CASES for planting in chosen if planting.case == case.name} == {kind}
+    assert {planting.probe for planting in chosen} == {
+        probe for probe in PROBES if any(case.kind == kind and probe.mutation.bites(case) for case in CASES)
+    }
