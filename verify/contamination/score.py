@@ -61,7 +61,7 @@ class ContaminationError(ValueError):
 Finding = Literal["isolated", "contaminated", "unresolved"]
 
 TIMES_NOISE = 4.0
-"""A score above so many noise floors is contamination. Honest stacks stay below 1 (docs/contamination.md)."""
+"""A score above so many noise floors is contamination. Honest stacks stay near 1 or below (docs/contamination.md)."""
 LARGEST_NOISE = 0.1
 """A noise floor above this share of a full leak resolves nothing."""
 
