@@ -15,14 +15,14 @@ from torch import Tensor
 
 from verify.cases import CaseKind
 from verify.faults.activations import convolution_bleeds, state_leaks
-from verify.faults.fault import BLOCK_DIAGONAL, BLOCK_DIAGONAL_BINS, Fault
+from verify.faults.fault import BLOCK_DIAGONAL, BLOCK_DIAGONAL_BINS, Fault, Packing
 from verify.faults.layout import one_row_per_completion
 from verify.faults.layout_conditions import (
     BINS_OF_BLOCKS,
-    BINS_OF_BLOCKS_PADDED,
     EXAMPLE_MEAN_OF_UNEVEN,
     LATER_EXAMPLE,
     MASKED_TOKEN,
+    ROWS_OF_BLOCKS_PADDED,
     SEVERAL_SEQUENCES,
     SHORT_LATER_PROMPT,
     TOKEN_MEAN,
@@ -307,8 +307,8 @@ FAULTS = (
         what="Padding behind a row of examples counts as the end of its last one.",
         imitates=("A02", "A32"),
         kinds=_EXAMPLES,
-        bites_where=BINS_OF_BLOCKS_PADDED,
-        packing=BLOCK_DIAGONAL_BINS,
+        bites_where=ROWS_OF_BLOCKS_PADDED,
+        packing=Packing(segments="block-diagonal", rows="row-per-group"),
         signature=_LOGPS_EXACT + "loss off in proportion to the padding",
         invisible_where="log-probs; rows of equal length",
     ),

@@ -178,9 +178,9 @@ def _bins_of_blocks(case: Case) -> bool:
     return len(_bins(case, shared_prompt=False)) > 1
 
 
-def _bins_of_blocks_padded(case: Case) -> bool:
-    lengths = _row_lengths(case, shared_prompt=False)
-    return bool(lengths) and max(lengths) - min(lengths) > 1
+def _rows_of_blocks_padded(case: Case) -> bool:
+    lengths = [_packed_length(group, shared_prompt=False) for group in case.groups]
+    return max(lengths) - min(lengths) > 1
 
 
 def _longest_prompt_can_be_cut(case: Case) -> bool:
@@ -219,7 +219,7 @@ BINS_HOLD_SEVERAL = Condition("bins are fewer rows than groups, and several", _b
 BINS_IN_OTHER_ORDER = Condition("bins hold the groups in another order", _bins_in_other_order)
 BINS_PADDED = Condition("bins are of unequal length, so that one is padded", _bins_padded)
 BINS_OF_BLOCKS = Condition("bins of examples are fewer rows than examples, and several", _bins_of_blocks)
-BINS_OF_BLOCKS_PADDED = Condition("a bin of examples has two or more padding slots", _bins_of_blocks_padded)
+ROWS_OF_BLOCKS_PADDED = Condition("a row of one group has two or more padding slots", _rows_of_blocks_padded)
 LONGEST_CAN_BE_CUT = Condition(
     "bins are several rows, and the prompt of the longest group has three or more tokens", _longest_prompt_can_be_cut
 )

@@ -65,8 +65,7 @@ class FaultySubject:
         gradients: Whether gradients are computed; without them a step costs two forward passes.
         role: What its name begins with.
         layout: As in the contract of a subject.
-        forwards: Passes without gradients that other subjects of the run may share; slots that come from there pass no
-            embedding, so they cannot be counted.
+        forwards: Passes without gradients that other subjects of the run may share.
     """
 
     mutation: Mutation | None = None
@@ -210,7 +209,7 @@ def _logps(
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
         logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
     else:
-        logits_BTV = forwards.logits(model, inputs, lambda: _logits(stages, model, rows, {}, inputs))  # noqa: N806
+        logits_BTV = forwards.logits(model, inputs, partial(_logits, stages, model, rows, {}))  # noqa: N806
     picked = logits_BTV[targets.rows.to(device), targets.predictor_slots.to(device)]
     return stages.token_logps(picked, targets.token_ids.to(device))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -23,28 +24,37 @@ class ForwardCache:
         self._switches = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
         self._logits: dict[_Key, Tensor] = {}
 
-    def logits(self, model: Any, inputs: dict[str, Any], compute: Callable[[], Tensor]) -> Tensor:
+    def logits(self, model: Any, inputs: dict[str, Any], compute: Callable[[dict[str, Any]], Tensor]) -> Tensor:
         """The logits of a pass, computed where it has not been run before.
+
+        The token ids pass the model's embedding in any case, so that whoever watches it, or exchanges tokens there,
+        meets every pass.
 
         Args:
             model: The model that the pass is for; passes of any other than that of the cache are not kept.
             inputs: Keyword arguments of the call.
-            compute: Runs the pass.
+            compute: Runs the pass with such arguments.
 
         Returns:
             The logits; not to be written into.
         """
         if model is not self._model:
-            return compute()
+            return compute(inputs)
+        rest = {name: value for name, value in inputs.items() if name != "input_ids"}
+        rest["inputs_embeds"] = model.get_input_embeddings()(inputs["input_ids"])
         adapters_off = tuple(bool(module._disable_adapters) for module in self._switches)
-        key = (adapters_off, *((name, _content(value)) for name, value in sorted(inputs.items())))
+        key = (adapters_off, *((name, _content(value)) for name, value in sorted(rest.items())))
         if key not in self._logits:
-            self._logits[key] = compute()
+            self._logits[key] = compute(rest)
         return self._logits[key]
 
 
 def _content(value: Any) -> Any:
-    """Type, shape and bytes of a tensor; anything else as it is."""
+    """Type, shape and digest of a tensor; anything else as it is."""
     if not isinstance(value, Tensor):
         return value
-    return value.dtype, tuple(value.shape), value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return (
+        value.dtype,
+        tuple(value.shape),
+        blake2b(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest(),
+    )
