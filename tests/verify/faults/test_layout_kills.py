@@ -57,7 +57,7 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "everything-supervised": OBJECTIVE,
     "user-turns-supervised": OBJECTIVE,
     "mask-one-late": OBJECTIVE,
-    "padding-in-the-loss": OBJECTIVE,
+    "padding-in-the-loss": (*OBJECTIVE, "packed path ran"),  # a row for each example, to have padding
     "token-mean-for-example-mean": OBJECTIVE,
     "example-mean-for-token-mean": OBJECTIVE,
     "mean-of-row-means": OBJECTIVE,

@@ -102,7 +102,7 @@ def test_tokens_that_enter_the_sums(name: str, groups: tuple[PreferenceGroup, ..
 
 def test_padding_enters_the_sum_of_the_last_example_of_its_row() -> None:
     groups = tuple(PreferenceGroup((i,), ((i,) * n,)) for i, n in ((1, 6), (2, 2), (3, 1)))
-    assert counted("padding-in-the-loss", groups) == [[1] * 6, [2, 2], [3, 0]]
+    assert counted("padding-in-the-loss", groups) == [[1] * 6, [2, 2, 0, 0, 0], [3, 0, 0, 0, 0]]
 
 
 def test_rows_of_examples() -> None:
