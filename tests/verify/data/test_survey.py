@@ -176,7 +176,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    assert peaks[1] < 1.1 * peaks[0], peaks
+    assert peaks[1] < 1.3 * peaks[0], peaks  # three times the rows; buffers are some tenths of a megabyte
 
 
 def test_progress_tells_the_share_that_is_read(write_rows: Callable[..., Path]) -> None:
