@@ -148,8 +148,9 @@ def test_a_worker_that_ends_early_ends_the_run(ending: Callable[[], None], messa
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 from verify.workers import work_through
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are begun with it ignored
 def work(piece, begin):
     begin(str(os.getpid()))
     time.sleep(60)
