@@ -136,7 +136,8 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
     before = [config._attn_implementation for config in configs]
     with _registered(chosen):
         try:
-            language_model.set_attn_implementation(chosen.implementation)
+            if set(before) != {chosen.implementation}:
+                language_model.set_attn_implementation(chosen.implementation)
             for config in configs:
                 if config._attn_implementation != chosen.implementation:
                     raise ValueError(

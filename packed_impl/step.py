@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from packed_impl.attention import attention_implementation, backend_named, causal_lm, gradient_support
+from packed_impl.frozen_policy import frozen_policy
 from packed_impl.layout import Group, PackedLayout, pack
 from packed_impl.logps import completion_logps
 from packed_impl.objectives import SFT_MEANS, group_sigmoid, sft_mean, supervised_sums
@@ -68,11 +69,16 @@ def layout_logps(
         ValueError: An unknown backend, gradients asked of a backend that has none on the model's device, gradient
             checkpointing without an outer ``attention_implementation``, or a model that cannot be run packed.
     """
-    language_model = causal_lm(model)
     _check_gradients(model, backend)
-    model_kwargs = backend_named(backend).model_kwargs(layout.forests, language_model.device, language_model.dtype)
     with attention_implementation(model, backend):
-        logps_C = completion_logps(model, layout, model_kwargs, logit_chunk=logit_chunk)
+        return _logps(model, layout, backend, logit_chunk)
+
+
+def _logps(model: nn.Module, layout: PackedLayout, backend: str, logit_chunk: int) -> list[Tensor]:
+    """One pass of a model whose attention is that of the backend."""
+    language_model = causal_lm(model)
+    model_kwargs = backend_named(backend).model_kwargs(layout.forests, language_model.device, language_model.dtype)
+    logps_C = completion_logps(model, layout, model_kwargs, logit_chunk=logit_chunk)
     return list(torch.split(logps_C, list(layout.completion_lengths)))
 
 
@@ -154,20 +160,19 @@ def dpo_loss(
         The loss and its parts.
 
     Raises:
-        ValueError: A group without a negative, a model without an adapter to switch off, or as ``group_sigmoid``,
+        ValueError: A group without a negative, a model without an adapter that is on, or as ``group_sigmoid``,
             ``layout.pack`` and ``layout_logps``.
     """
     for index, group in enumerate(groups):
         if not group.negatives:
             raise ValueError(f"group {index} has no negative response: DPO needs one at least")
-    disable_adapter = getattr(model, "disable_adapter", None)
-    if disable_adapter is None:
-        raise ValueError(f"{type(model).__name__} has no disable_adapter(): DPO takes the frozen policy from PEFT's")
+    backend_named(backend)
     packed = pack(groups, layout=layout, rows=rows)
-    # The frozen policy goes first: switching the adapter back on resets requires_grad, which a graph would not survive.
-    with torch.no_grad(), disable_adapter():
-        ref = layout_logps(model, packed, backend=backend, logit_chunk=logit_chunk)
-    policy = layout_logps(model, packed, backend=backend, logit_chunk=logit_chunk)
+    _check_gradients(model, backend)
+    with attention_implementation(model, backend):
+        with frozen_policy(model):
+            ref = _logps(model, packed, backend, logit_chunk)
+        policy = _logps(model, packed, backend, logit_chunk)
     supervised_C = packed.supervised.to(policy[0].device)
     logps_K, ref_logps_K = (
         supervised_sums(torch.cat(logps), supervised_C, packed.completion_lengths) for logps in (policy, ref)

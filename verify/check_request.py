@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reports.record import DataRecord, Environment, Record
-from verify.case_files import file_sha256, read_cases
+from verify.case_files import read_cases
 from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
+from verify.check_notes import notes_of
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.checks.check import ExactCheck
 from verify.environment import read_environment
@@ -23,7 +24,6 @@ from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
-from verify.models.configs import NAMED_CONFIGS
 from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import DTYPES, ModelRequest, requested_config
@@ -84,6 +84,7 @@ class CheckOptions:
     subjects: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    full: bool = False
     variations: tuple[str, ...] = ()
     device: str = "cpu"
     threads: int | None = None
@@ -112,7 +113,8 @@ class PreparedCheck:
         plantings: The faults that are planted beside the subjects.
         options: The options it came from.
         loaded: The real pairs, or None.
-        large: The model is so large that fewer cases, subjects and variations run by default.
+        large: A single pass of the model takes seconds.
+        reduced: Fewer cases, subjects, variations and exact checks run for that; with ``--full`` they do not.
         num_threads: Threads of torch; None for its own choice.
         num_processes: Processes that the run is shared among.
     """
@@ -122,6 +124,7 @@ class PreparedCheck:
     options: CheckOptions
     loaded: LoadedPairs | None
     large: bool
+    reduced: bool
     num_threads: int | None
     num_processes: int
 
@@ -133,15 +136,15 @@ class PreparedCheck:
     @property
     def checks(self) -> tuple[ExactCheck, ...]:
         """The exact checks."""
-        return _checks(self.large)
+        return _checks(self.reduced)
 
 
 def _with_planted(request: GateRequest, plantings: Plantings) -> GateRequest:
     return replace(request, subjects=(*request.subjects, *plantings.subjects))
 
 
-def _checks(large: bool) -> tuple[ExactCheck, ...]:
-    return FEW_PASSES if large else EXACT_CHECKS
+def _checks(reduced: bool) -> tuple[ExactCheck, ...]:
+    return FEW_PASSES if reduced else EXACT_CHECKS
 
 
 def prepare_check(options: CheckOptions) -> PreparedCheck:
@@ -162,8 +165,9 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     config = requested_config(model)
     check_known_to_oracle(config)
     vocab_size, large = int(config.vocab_size), _is_large(config, options.layers)
-    subjects = _subjects(options, large)
-    cases, loaded = _cases(options, vocab_size, large)
+    reduced = large and not options.full
+    subjects = _subjects(options, reduced)
+    cases, loaded = _cases(options, vocab_size, reduced)
     for case in cases:
         check_token_ids(case.groups, vocab_size)
     request = GateRequest(
@@ -173,7 +177,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         cases=cases,
         objective=DpoSigmoid(beta=options.beta, label_smoothing=options.label_smoothing),
         policy=load_policy(options.policy),
-        variations=_variations(options, large),
+        variations=_variations(options, reduced),
         seed=options.seed,
     )
     check_memory(model, request.dtypes)
@@ -182,7 +186,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(
         options.jobs,
-        num_pieces=len(pieces_of(_with_planted(request, plantings), _checks(large))),
+        num_pieces=len(pieces_of(_with_planted(request, plantings), _checks(reduced))),
         num_threads=threads or torch.get_num_threads(),
         obstacle=why_one_process(subjects, device=options.device, large=large, fresh=options.fresh),
     )
@@ -192,6 +196,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         options=options,
         loaded=loaded,
         large=large,
+        reduced=reduced,
         num_threads=threads,
         num_processes=num_processes,
     )
@@ -239,7 +244,7 @@ def run_check(
         seeds=seeds,
         data=_data_record(loaded, request.cases) if loaded else None,
         notes=[
-            *_notes(prepared, outcome.model.num_layers_published),
+            *notes_of(prepared, outcome.model.num_layers_published),
             *(f"{r.subject} in {r.dtype}: {r.folder or 'no reproduction'}: {r.note}" for r in reproductions),
             *diagnoses.notes,
         ],
@@ -311,34 +316,34 @@ def _is_large(config: Any, num_layers: int | None) -> bool:
     return int(config.hidden_size) * (num_layers or int(config.num_hidden_layers)) >= _LARGE
 
 
-def _subjects(options: CheckOptions, large: bool) -> tuple[Subject, ...]:
+def _subjects(options: CheckOptions, reduced: bool) -> tuple[Subject, ...]:
     if options.subjects and options.backends:
         raise ValueError("give --subject or --backend, not both: --backend chooses among the built-in subjects")
     if options.subjects:
         return tuple(select_subject(name) for name in options.subjects)
-    subjects = default_subjects(options.backends)
-    if options.backends or not large:
+    subjects = default_subjects(options.backends, full=options.full)
+    if options.backends or not reduced:
         return subjects
     # One dense path, and one that computes nothing a mask would throw away, stand for the rest.
     return tuple(s for s in subjects if s.name in ("dense-sdpa", "split"))
 
 
-def _variations(options: CheckOptions, large: bool) -> tuple[str, ...]:
+def _variations(options: CheckOptions, reduced: bool) -> tuple[str, ...]:
     if options.variations:
         return options.variations
     default = default_variations(options.device)
     # The two that differ most stand for the rest of those that rearrange.
-    return tuple(name for name in default if name in ("eager", "padded-left", "repeat")) if large else default
+    return tuple(name for name in default if name in ("eager", "padded-left", "repeat")) if reduced else default
 
 
 def _dtypes(options: CheckOptions) -> tuple[str, ...]:
     for dtype in options.dtypes:
         if dtype not in DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
-    return options.dtypes or ("float32",)
+    return options.dtypes or (tuple(DTYPES) if options.full else ("float32",))
 
 
-def _cases(options: CheckOptions, vocab_size: int, large: bool) -> tuple[tuple[Case, ...], LoadedPairs | None]:
+def _cases(options: CheckOptions, vocab_size: int, reduced: bool) -> tuple[tuple[Case, ...], LoadedPairs | None]:
     loaded = None
     if options.data is not None:
         if options.cases_file is not None:
@@ -355,7 +360,7 @@ def _cases(options: CheckOptions, vocab_size: int, large: bool) -> tuple[tuple[C
             cases = default = read_cases(options.cases_file)
         else:
             named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
-            cases, default = (*named, *few), few if large else named
+            cases, default = (*named, *few), few if reduced else named
     if not options.cases:
         return default, loaded
     names = [case.name for case in cases]
@@ -394,36 +399,3 @@ def _data_record(loaded: LoadedPairs, cases: Sequence[Case]) -> DataRecord:
         num_pairs=sum(len(case.groups) for case in cases),
         notes=list(loaded.notes),
     )
-
-
-def _notes(prepared: PreparedCheck, published: int) -> list[str]:
-    options, request, notes = prepared.options, prepared.request, []
-    if prepared.loaded is not None:
-        notes.append(prepared.loaded.describe())
-    if options.cases_file is not None:
-        notes.append(f"cases are those of {options.cases_file.name} (sha256 {file_sha256(options.cases_file)})")
-    if options.layers is not None and options.layers < published:
-        notes.append(f"the depth was cut: {options.layers} of {published} layers")
-    if options.model.lower() in NAMED_CONFIGS and not options.is_tiny:
-        notes.append("weights are seeded random numbers on the published config, not the published weights")
-    if request.model.config is not None:
-        notes.append(f"weights are seeded random numbers on the shape of {Path(options.model).name}")
-    if prepared.large:
-        reduced = {
-            "cases": not options.cases and options.cases_file is None and prepared.loaded is None,
-            "subjects": not options.subjects and not options.backends,
-            "variations": not options.variations,
-        }
-        which = [name for name, is_reduced in reduced.items() if is_reduced]
-        if which:
-            notes.append(
-                f"a large model: fewer {', '.join(which)} than for the tiny one ran by default; "
-                "--case, --subject and --variation ask for more"
-            )
-        names = ", ".join(check.name for check in FEW_PASSES)
-        notes.append(f"a large model: of the exact checks only {names}, which take few passes of it")
-    if options.policy is not None:
-        notes.append(f"tolerances are those of {options.policy.name}, not the default policy")
-    if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):
-        notes.append("flex ran unfused and forward only: FlexAttention has no backward pass on a CPU")
-    return notes

@@ -28,8 +28,8 @@ class _ParameterSettings:
 
     def hold(self, parameter: Any) -> bool:
         """Whether the parameter still has these settings."""
-        return bool(parameter.requires_grad) == self.requires_grad and all(
-            (getattr(parameter, kind) or {}) == hooks for kind, hooks in zip(_PARAMETER_HOOKS, self.hooks, strict=True)
+        return bool(parameter.requires_grad) == self.requires_grad and self.hooks == tuple(
+            [getattr(parameter, kind) or {} for kind in _PARAMETER_HOOKS]
         )
 
     def write(self, parameter: Any) -> None:
@@ -64,16 +64,19 @@ class _ModuleSettings:
         )
 
     def hold(self, module: Any) -> bool:
-        """Whether the module still has these settings; builds nothing, since most modules of most runs do."""
-        parameters = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
-        return (
-            module.training == self.training
-            and _attribute(module, "_disable_adapters") == self.adapters_disabled
-            and _attribute(module, "gradient_checkpointing") == self.gradient_checkpointing
-            and all(getattr(module, kind) == hooks for kind, hooks in zip(_MODULE_HOOKS, self.hooks, strict=True))
-            and vars(module).get("forward") == self.forward
-            and parameters.keys() == self.parameters.keys()
-            and all(before.hold(parameters[name]) for name, before in self.parameters.items())
+        """Whether the module still has these settings; builds little, since most modules of most runs do."""
+        own = vars(module)
+        if (
+            module.training != self.training
+            or tuple([own[kind] for kind in _MODULE_HOOKS]) != self.hooks
+            or own.get("forward") != self.forward
+            or _attribute(module, "_disable_adapters") != self.adapters_disabled
+            or _attribute(module, "gradient_checkpointing") != self.gradient_checkpointing
+        ):
+            return False
+        parameters = {name: parameter for name, parameter in own["_parameters"].items() if parameter is not None}
+        return parameters.keys() == self.parameters.keys() and all(
+            before.hold(parameters[name]) for name, before in self.parameters.items()
         )
 
     def write(self, module: Any) -> None:

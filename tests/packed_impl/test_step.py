@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from packed_impl.attention import BACKENDS, attention_implementation
 from packed_impl.forest import Forest
+from packed_impl.frozen_policy import frozen_policy
 from packed_impl.layout import LAYOUTS, ROWS, pack
 from packed_impl.step import dpo_loss, layout_logps, per_token_logps, sft_loss
 
@@ -231,8 +234,24 @@ def test_dpo_needs_a_negative(tiny_model: Build, pair_and_group: list[Any]) -> N
 
 
 def test_dpo_needs_an_adapter_to_switch_off(tiny_model: Build, pair_and_group: list[Any]) -> None:
-    with pytest.raises(ValueError, match="has no disable_adapter"):
-        dpo_loss(tiny_model().get_base_model(), pair_and_group[:1], backend="split", beta=0.1)
+    with pytest.raises(ValueError, match="has no adapter that is on"):
+        dpo_loss(tiny_model().unload(), pair_and_group[:1], backend="split", beta=0.1)
+
+
+def test_adapters_are_after_the_frozen_policy_as_they_were_before(tiny_model: Build) -> None:
+    model = tiny_model()
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers[0].enable_adapters(False)
+    model.train()
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    with frozen_policy(model):
+        assert all(layer.disable_adapters for layer in layers)
+        assert not torch.is_grad_enabled()
+    with suppress(KeyError), frozen_policy(model):
+        raise KeyError
+    assert [layer.disable_adapters for layer in layers] == [True, *(False for _ in layers[1:])]
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
+    assert torch.is_grad_enabled()
 
 
 def test_a_model_without_an_adapter_has_log_probs(
@@ -268,6 +287,8 @@ def test_gradient_checkpointing_is_refused_where_it_would_recompute_another_atte
 ) -> None:
     with pytest.raises(ValueError, match="enter attention_implementation"):
         per_token_logps(checkpointed, pair_and_group, backend=backend)
+    with pytest.raises(ValueError, match="enter attention_implementation"):
+        dpo_loss(checkpointed, pair_and_group, backend=backend, beta=0.1)
 
 
 @pytest.mark.parametrize("backend", WITH_GRADIENTS)
@@ -319,12 +340,11 @@ def test_the_sft_loss_is_that_of_the_unpacked_model(
     tiny_model: Build, unpacked_logps: Unpacked, make_group: Any, layout: str, mean: str
 ) -> None:
     """Two rollouts of one prompt, and a conversation with a user turn between two supervised ones."""
-    model = tiny_model(torch.float64)
+    model = tiny_model(torch.float64).unload()  # no frozen policy takes part
     groups = [
         make_group((1, 2), ((3, 4, 5), (3,))),
         make_group((6,), ((7, 8, 9, 3),), (), ((True, False, False, True),)),
     ]
-    model.disable_adapter = None  # no frozen policy takes part
     result = sft_loss(model, groups, backend="split", layout=layout, rows=[(1, 0)], mean=mean, logit_chunk=3)
     first, second, third = unpacked_logps(model, groups)
     third = third[[0, 3]]

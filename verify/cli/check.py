@@ -19,6 +19,8 @@ _HELP_MODEL = (
 )
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
+_HELP_FULL = "All built-in subjects, and in all dtypes, unless you name some; about five times the default's time."
+
 
 def check(
     model: Annotated[str, typer.Option(help=_HELP_MODEL)] = "tiny",
@@ -32,6 +34,7 @@ def check(
     subject: Annotated[list[str] | None, typer.Option(help=_HELP_SUBJECT)] = None,
     backend: Annotated[list[str] | None, typer.Option(help="Our subjects of this backend only.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable.")] = None,
+    full: Annotated[bool, typer.Option("--full", help=_HELP_FULL)] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="Threads of torch; 1 for the tiny model.", min=1)] = None,
     jobs: Annotated[int | None, typer.Option(help=HELP_JOBS, min=1)] = None,
@@ -99,6 +102,7 @@ def check(
         subjects=tuple(subject or ()),
         backends=tuple(backend or ()),
         dtypes=tuple(dtype or ()),
+        full=full,
         variations=tuple(variation or ()),
         device=device,
         threads=threads,

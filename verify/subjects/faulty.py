@@ -32,6 +32,7 @@ from verify.faults.rows import Held, Piece, Rows
 from verify.faults.stages import Batch, Forward, Parameters, Stages, Targets, Terms
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
+from verify.models.lora import adapters_off
 from verify.objective import DpoSigmoid, Objective, Sft
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
@@ -325,7 +326,7 @@ def _reduction(logps: Tensor, targets: Targets) -> Tensor:
 
 
 def _reference(model: Any, forward: Forward, rows: Rows) -> Tensor:
-    with torch.no_grad(), model.disable_adapter():
+    with torch.no_grad(), adapters_off(model):
         return forward(rows, {})
 
 

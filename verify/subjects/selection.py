@@ -29,8 +29,25 @@ BUILT_IN: dict[str, Subject] = {
 FAULT_PREFIX = "fault:"
 
 
-def default_subjects(backends: Sequence[str] = ()) -> tuple[Subject, ...]:
-    """Our packed subjects, of all backends or of those named.
+ONLY_IN_FULL = (
+    "dense-sdpa/repeat-prompt-token",
+    "dense-sdpa/row-per-group",
+    "split/bins",
+    "flex/prefix-tree",
+    "flex/block-diagonal",
+)
+"""Packed subjects that a quick run leaves out: the backend and the layout of each are in it, not together."""
+
+
+def default_subjects(backends: Sequence[str] = (), *, full: bool = True) -> tuple[Subject, ...]:
+    """Our packed subjects.
+
+    Args:
+        backends: Those of these backends, all of them; of every backend if empty.
+        full: Whether those that a quick run leaves out are among them where no backend is named.
+
+    Returns:
+        The subjects.
 
     Raises:
         SelectionError: An unknown backend; the message lists the valid ones.
@@ -39,7 +56,9 @@ def default_subjects(backends: Sequence[str] = ()) -> tuple[Subject, ...]:
     for backend in backends:
         if backend not in known:
             raise SelectionError(f"unknown backend {backend!r}: give {', '.join(known)}")
-    return tuple(s for s in PACKED_SUBJECTS if not backends or s.backend in backends)
+    if backends:
+        return tuple(subject for subject in PACKED_SUBJECTS if subject.backend in backends)
+    return tuple(subject for subject in PACKED_SUBJECTS if full or subject.name not in ONLY_IN_FULL)
 
 
 def select_subject(name: str) -> Subject:

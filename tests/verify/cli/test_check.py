@@ -138,12 +138,17 @@ def test_options_reach_the_run(cli: Cli) -> None:
     assert record["variations"] == ["eager"]
 
 
-def test_by_default_every_packed_subject_meets_every_case(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_every_layout_and_backend_meets_every_case_and_with_full_every_packed_subject(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Any] = []
 
     def stop(request: Any, progress: Any, checks: Any, **_: Any) -> None:
         seen.append(request)
         raise ValueError("stopped")
+
+    def judged(request: Any) -> set[str]:
+        return {subject.name for subject in request.subjects if not subject.name.startswith("planted:")}
 
     monkeypatch.setattr("verify.check_request.run_gate", stop)
     for name in ("tiny", "TINY"):
@@ -155,12 +160,21 @@ def test_by_default_every_packed_subject_meets_every_case(cli: Cli, monkeypatch:
         assert done.status == 3, "the request was good: the fault is not the user's"
         request = seen.pop()
         packed = {n for n in BUILT_IN_SUBJECT_NAMES if not n.startswith(("hf-position-ids", "pairwise-"))}
-        assert {s.name for s in request.subjects if not s.name.startswith("planted:")} == packed
+        quick = judged(request)
+        assert quick < packed
+        assert {part for name in quick for part in name.split("/")} == {p for name in packed for p in name.split("/")}
+        assert request.dtypes == ("float32",)
         assert len(request.cases) >= 12
         assert len(request.variations) == 4
+    cli("--full")
+    full = seen.pop()
+    assert judged(full) == packed
+    assert full.dtypes == ("float64", "float32", "bfloat16")
+    cli("--full", "--dtype", "float64", "--subject", "split")
+    named = seen.pop()
+    assert (judged(named), named.dtypes) == ({"split"}, ("float64",))
     cli("--model", "qwen3-0.6b")
-    names = [s.name for s in seen.pop().subjects]
-    assert [name for name in names if not name.startswith("planted:")] == ["dense-sdpa", "split"]
+    assert judged(seen.pop()) == {"dense-sdpa", "split"}
 
 
 def test_progress_goes_to_standard_error_and_leaves_json_alone(cli: Cli) -> None:

@@ -15,7 +15,7 @@ from verify.subject import layout_of
 from verify.subjects.hf_position_ids import HF_POSITION_IDS_SUBJECTS
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.pairwise import VARIATIONS
-from verify.subjects.selection import BUILT_IN, default_subjects, select_subject
+from verify.subjects.selection import BUILT_IN, ONLY_IN_FULL, default_subjects, select_subject
 
 GOOD = """
 class Mine:
@@ -57,6 +57,9 @@ def test_every_built_in_subject_is_found_by_its_own_name() -> None:
 
 def test_the_packed_subjects_run_by_default_and_can_be_chosen_by_backend() -> None:
     assert default_subjects() == PACKED_SUBJECTS
+    left_out = set(PACKED_SUBJECTS) - set(default_subjects(full=False))
+    assert {subject.name for subject in left_out} == set(ONLY_IN_FULL)
+    assert set(default_subjects(["flex"], full=False)) & left_out
     chosen = default_subjects(["split"])
     assert {subject.backend for subject in chosen} == {"split"}  # type: ignore[attr-defined]
     assert len(chosen) >= 2

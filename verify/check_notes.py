@@ -1,0 +1,58 @@
+"""Notes of a run of the gate: what was chosen, cut or left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verify.case_files import file_sha256
+from verify.checks.catalogue import FEW_PASSES
+from verify.models.configs import NAMED_CONFIGS
+from verify.subjects.selection import ONLY_IN_FULL
+
+if TYPE_CHECKING:
+    from verify.check_request import PreparedCheck
+
+
+def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
+    """What a reader must know of a request beside the verdict.
+
+    Args:
+        prepared: The request and the options that it came from.
+        published: Number of layers of the model before its depth was cut.
+
+    Returns:
+        One line each.
+    """
+    options, request, notes = prepared.options, prepared.request, []
+    if prepared.loaded is not None:
+        notes.append(prepared.loaded.describe())
+    if options.cases_file is not None:
+        notes.append(f"cases are those of {options.cases_file.name} (sha256 {file_sha256(options.cases_file)})")
+    if options.layers is not None and options.layers < published:
+        notes.append(f"the depth was cut: {options.layers} of {published} layers")
+    if options.model.lower() in NAMED_CONFIGS and not options.is_tiny:
+        notes.append("weights are seeded random numbers on the published config, not the published weights")
+    if request.model.config is not None:
+        notes.append(f"weights are seeded random numbers on the shape of {Path(options.model).name}")
+    if prepared.reduced:
+        reduced = {
+            "cases": not options.cases and options.cases_file is None and prepared.loaded is None,
+            "subjects": not options.subjects and not options.backends,
+            "variations": not options.variations,
+        }
+        which = [name for name, is_reduced in reduced.items() if is_reduced]
+        if which:
+            notes.append(
+                f"a large model: fewer {', '.join(which)} than for the tiny one ran by default; "
+                "--case, --subject and --variation ask for more, --full for all"
+            )
+        names = ", ".join(check.name for check in FEW_PASSES)
+        notes.append(f"a large model: of the exact checks only {names}, which take few passes of it")
+    elif not options.full and not options.subjects and not options.backends:
+        notes.append(f"left out to be quick, and judged with --full: {', '.join(ONLY_IN_FULL)}")
+    if options.policy is not None:
+        notes.append(f"tolerances are those of {options.policy.name}, not the default policy")
+    if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):
+        notes.append("flex ran unfused and forward only: FlexAttention has no backward pass on a CPU")
+    return notes
