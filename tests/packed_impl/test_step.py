@@ -340,12 +340,16 @@ def test_the_sft_loss_is_that_of_the_unpacked_model(
     tiny_model: Build, unpacked_logps: Unpacked, make_group: Any, layout: str, mean: str
 ) -> None:
     """Two rollouts of one prompt, and a conversation with a user turn between two supervised ones."""
-    model = tiny_model(torch.float64).unload()  # no frozen policy takes part
+    model = tiny_model(torch.float64)
+    passes: list[str] = []
+    counted = model.register_forward_hook(lambda *_: passes.append("policy"))
     groups = [
         make_group((1, 2), ((3, 4, 5), (3,))),
         make_group((6,), ((7, 8, 9, 3),), (), ((True, False, False, True),)),
     ]
     result = sft_loss(model, groups, backend="split", layout=layout, rows=[(1, 0)], mean=mean, logit_chunk=3)
+    counted.remove()
+    assert passes == ["policy"]  # no frozen policy takes part
     first, second, third = unpacked_logps(model, groups)
     third = third[[0, 3]]
     by_token = -(first.sum() + second.sum() + third.sum()) / 6
