@@ -1,4 +1,4 @@
-"""Objectives on the log-probs of a whole batch at once: DPO's sigmoid loss and supervised fine-tuning.
+"""Objectives on the log-probs of a whole batch at once: DPO's sigmoid loss by itself, and supervised fine-tuning.
 
 Shape letters: G groups, K completions and C completion tokens of all groups, P pairs of a positive and a negative.
 """
@@ -6,32 +6,16 @@ Shape letters: G groups, K completions and C completion tokens of all groups, P 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+
+from packed_impl.preference import PreferenceTerms, preference_terms
 
 SFT_MEANS = ("token", "example")
 
 
-@dataclass(frozen=True, eq=False)
-class SigmoidTerms:
-    """What the sigmoid loss makes of a batch.
-
-    Args:
-        loss: Mean over the groups; scalar.
-        rewards: ``beta * (logp - ref_logp)`` of each completion; [K], or [G, 2] for pairs.
-        margins: Positive minus negative reward, in the order group, positive, negative; [P].
-    """
-
-    loss: Tensor
-    rewards: Tensor
-    margins: Tensor
-
-
-def dpo_sigmoid(logps: Tensor, ref_logps: Tensor, *, beta: float, label_smoothing: float = 0.0) -> SigmoidTerms:
+def dpo_sigmoid(logps: Tensor, ref_logps: Tensor, *, beta: float, label_smoothing: float = 0.0) -> PreferenceTerms:
     """DPO with label smoothing: ``-(1 - e) log sigma(z) - e log sigma(-z)``, z the reward margin.
 
     Published: Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, eq. 7; smoothing as in Mitchell's "cDPO" note and
@@ -56,7 +40,7 @@ def dpo_sigmoid(logps: Tensor, ref_logps: Tensor, *, beta: float, label_smoothin
         )
     pairs = [(1, 1)] * len(logps)
     terms = group_sigmoid(logps.flatten(), ref_logps.flatten(), pairs, beta=beta, label_smoothing=label_smoothing)
-    return SigmoidTerms(terms.loss, terms.rewards.view(-1, 2), terms.margins)
+    return PreferenceTerms(terms.loss, terms.rewards.view(-1, 2), terms.margins)
 
 
 def group_sigmoid(
@@ -66,7 +50,7 @@ def group_sigmoid(
     *,
     beta: float,
     label_smoothing: float = 0.0,
-) -> SigmoidTerms:
+) -> PreferenceTerms:
     """The sigmoid loss of groups: the mean over every pair of a positive and a negative of a group, then over groups.
 
     Derived: the loss of `dpo_sigmoid` for each pair; equal to it where every group is 1+1.
@@ -85,44 +69,15 @@ def group_sigmoid(
         ValueError: ``beta`` or ``label_smoothing`` out of range, a group without a positive or a negative, or tensors
             that do not hold one value per completion.
     """
-    if not beta > 0:
-        raise ValueError(f"beta is {beta}: expected a number above 0")
-    if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing is {label_smoothing}: expected at least 0 and below 0.5")
-    expected_shape = (sum(map(sum, sizes)),)
-    if not sizes or logps_K.shape != expected_shape or ref_logps_K.shape != expected_shape:
-        raise ValueError(
-            f"log-probs of shape {tuple(logps_K.shape)} and ref_logps of shape {tuple(ref_logps_K.shape)}: "
-            f"expected {expected_shape} for both, one for each completion of {len(sizes)} groups, at least one group"
-        )
-    positives_P, negatives_P, num_pairs_G = (index.to(logps_K.device) for index in _pairs(sizes))
-    rewards_K = beta * (logps_K - ref_logps_K)
-    margins_P = rewards_K[positives_P] - rewards_K[negatives_P]
-    losses_P = -(1 - label_smoothing) * logsigmoid(margins_P) - label_smoothing * logsigmoid(-margins_P)
-    losses_G = torch.segment_reduce(losses_P, "mean", lengths=num_pairs_G)
-    return SigmoidTerms(losses_G.mean(), rewards_K, margins_P)
-
-
-def _pairs(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Completion numbers of both sides of each pair, [P] each, and the number of pairs of each group, [G].
-
-    Two groups of 1+1 and 1+2 have completions 0 1 | 2 3 4 and the pairs (0, 1), (2, 3), (2, 4).
-    """
-    for index, (num_positives, num_negatives) in enumerate(sizes):
-        if num_positives < 1 or num_negatives < 1:
-            raise ValueError(
-                f"group {index} has {num_positives}+{num_negatives} responses: "
-                "a preference needs at least one positive and one negative"
-            )
-    firsts = accumulate((m + n for m, n in sizes), initial=0)
-    pairs = [
-        (first + i, first + m + j)
-        for first, (m, n) in zip(firsts, sizes, strict=False)
-        for i in range(m)
-        for j in range(n)
-    ]
-    positives_P, negatives_P = torch.tensor(pairs).unbind(1)
-    return positives_P, negatives_P, torch.tensor([m * n for m, n in sizes])
+    return preference_terms(
+        logps_K,
+        ref_logps_K,
+        torch.ones_like(logps_K),
+        sizes,
+        objective="sigmoid",
+        beta=beta,
+        label_smoothing=label_smoothing,
+    )
 
 
 def supervised_sums(logps_C: Tensor, supervised_C: Tensor, completion_lengths: Sequence[int]) -> Tensor:
@@ -138,6 +93,11 @@ def supervised_sums(logps_C: Tensor, supervised_C: Tensor, completion_lengths: S
     """
     counted_C = torch.where(supervised_C, logps_C, 0.0)
     return torch.stack([logps.sum() for logps in torch.split(counted_C, list(completion_lengths))])
+
+
+def supervised_counts(supervised_C: Tensor, completion_lengths: Sequence[int]) -> Tensor:
+    """Number of supervised tokens of each completion; int64, [K]."""
+    return torch.stack([counted.sum() for counted in torch.split(supervised_C, list(completion_lengths))])
 
 
 def sft_mean(logps_C: Tensor, supervised_C: Tensor, completion_lengths: Sequence[int], *, mean: str) -> Tensor:
@@ -161,5 +121,5 @@ def sft_mean(logps_C: Tensor, supervised_C: Tensor, completion_lengths: Sequence
     if mean not in SFT_MEANS:
         raise ValueError(f"unknown mean {mean!r}: expected one of {', '.join(SFT_MEANS)}")
     sums_K = supervised_sums(logps_C, supervised_C, completion_lengths)
-    counts_K = torch.stack([counted.sum() for counted in torch.split(supervised_C, list(completion_lengths))])
+    counts_K = supervised_counts(supervised_C, completion_lengths)
     return -sums_K.sum() / counts_K.sum() if mean == "token" else -(sums_K / counts_K).mean()

@@ -12,18 +12,19 @@ from packed_impl.attention import attention_implementation, backend_named, causa
 from packed_impl.frozen_policy import frozen_policy
 from packed_impl.layout import Group, PackedLayout, pack
 from packed_impl.logps import completion_logps
-from packed_impl.objectives import SFT_MEANS, group_sigmoid, sft_mean, supervised_sums
+from packed_impl.objectives import SFT_MEANS, sft_mean, supervised_counts, supervised_sums
+from packed_impl.preference import PreferenceObjective, preference_terms
 
 DEFAULT_LOGIT_CHUNK = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLoss:
-    """The DPO loss of a batch, and what it was made of.
+    """The loss of a batch under a preference objective, and what it was made of.
 
     Args:
-        loss: Mean over the groups of the mean over their pairs; differentiable scalar.
-        rewards: ``beta * (logp - ref_logp)`` of each of the K completions, in the standard order; [K].
+        loss: Mean over the groups, the NLL term included; differentiable scalar.
+        rewards: ``beta * (score - ref_score)`` of each of the K completions, in the standard order; [K].
         margins: Positive minus negative reward of each pair, in the order group, positive, negative.
         per_token_logps: Policy log-probs of all tokens, one differentiable 1-D tensor per completion.
         ref_per_token_logps: The same under the frozen policy, without gradient.
@@ -139,12 +140,11 @@ def dpo_loss(
     rows: str | Sequence[Sequence[int]] = "one-row",
     beta: float,
     label_smoothing: float = 0.0,
+    objective: str = "sigmoid",
+    nll_weight: float | None = None,
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
 ) -> PackedLoss:
-    """The DPO loss of a batch; the frozen policy is the model with its adapter off.
-
-    Log-probs are summed over the supervised tokens of a completion. A group of m+n has m n pairs; `group_sigmoid` says
-    how they are weighed.
+    """The loss of a batch under a preference objective; the frozen policy is the model with its adapter off.
 
     Args:
         model: The PEFT-wrapped causal LM.
@@ -152,20 +152,23 @@ def dpo_loss(
         backend: One of ``attention.BACKENDS``.
         layout: One of ``layout.LAYOUTS``.
         rows: One of ``layout.ROWS``, or the groups of each row.
-        beta: Scale of the rewards, above 0.
-        label_smoothing: At least 0 and below 0.5.
+        beta: Scale of the rewards; finite, above 0.
+        label_smoothing: At least 0 and below 0.5; 0 for an objective without it.
+        objective: One of ``preference.PREFERENCES``.
+        nll_weight: Weight of the positives' NLL, at least 0; None for 1 under "rpo" and GroupDPO, else 0.
         logit_chunk: Number of completion tokens whose logits exist at one time.
 
     Returns:
         The loss and its parts.
 
     Raises:
-        ValueError: A group without a negative, a model without an adapter that is on, or as ``group_sigmoid``,
+        ValueError: A group without a negative, a model without an adapter that is on, or as ``PreferenceObjective``,
             ``layout.pack`` and ``layout_logps``.
     """
+    PreferenceObjective(objective, beta, label_smoothing, nll_weight)  # refuses bad parameters before the passes
     for index, group in enumerate(groups):
         if not group.negatives:
-            raise ValueError(f"group {index} has no negative response: DPO needs one at least")
+            raise ValueError(f"group {index} has no negative response: {objective} needs one at least")
     backend_named(backend)
     packed = pack(groups, layout=layout, rows=rows)
     _check_gradients(model, backend)
@@ -174,11 +177,19 @@ def dpo_loss(
             ref = _logps(model, packed, backend, logit_chunk)
         policy = _logps(model, packed, backend, logit_chunk)
     supervised_C = packed.supervised.to(policy[0].device)
-    logps_K, ref_logps_K = (
+    logp_sums_K, ref_logp_sums_K = (
         supervised_sums(torch.cat(logps), supervised_C, packed.completion_lengths) for logps in (policy, ref)
     )
-    sizes = [(len(group.positives), len(group.negatives)) for group in groups]
-    terms = group_sigmoid(logps_K, ref_logps_K, sizes, beta=beta, label_smoothing=label_smoothing)
+    terms = preference_terms(
+        logp_sums_K,
+        ref_logp_sums_K,
+        supervised_counts(supervised_C, packed.completion_lengths),
+        [(len(group.positives), len(group.negatives)) for group in groups],
+        objective=objective,
+        beta=beta,
+        label_smoothing=label_smoothing,
+        nll_weight=nll_weight,
+    )
     return PackedLoss(terms.loss, terms.rewards, terms.margins, policy, ref)
 
 

@@ -113,7 +113,7 @@ def test_margins_come_by_group_then_positive_then_negative() -> None:
     [
         (3, [(1, 1), (1, 0)], r"group 1 has 1\+0 responses: a preference needs"),
         (3, [(0, 3)], r"group 0 has 0\+3 responses"),
-        (3, [(1, 1)], r"shape \(3,\) .* expected \(2,\)"),
+        (3, [(1, 1)], r"shapes \(3,\), .* expected \(2,\)"),
         (0, [], "at least one group"),
     ],
 )

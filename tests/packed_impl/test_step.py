@@ -229,7 +229,7 @@ def test_the_dpo_loss_is_that_of_the_unpacked_model(
 
 
 def test_dpo_needs_a_negative(tiny_model: Build, pair_and_group: list[Any]) -> None:
-    with pytest.raises(ValueError, match="group 1 has no negative response: DPO needs one at least"):
+    with pytest.raises(ValueError, match="group 1 has no negative response: sigmoid needs one at least"):
         dpo_loss(tiny_model(), [pair_and_group[0], replace(pair_and_group[1], negatives=())], backend="split", beta=0.1)
 
 
@@ -370,3 +370,37 @@ def test_sft_takes_no_negatives_and_one_of_two_means(tiny_model: Build, pair_and
         sft_loss(tiny_model(), pair_and_group, backend="split")
     with pytest.raises(ValueError, match="unknown mean 'batch': expected one of token, example"):
         sft_loss(tiny_model(), pair_and_group, backend="split", mean="batch")
+
+
+OBJECTIVES_OF_MEANS = ("ipo", "groupdpo-margin", "groupdpo-mpo", "groupdpo-softmax", "groupdpo-all-pairs")
+
+
+@pytest.mark.parametrize("objective", ["rpo", *OBJECTIVES_OF_MEANS])
+def test_scores_of_other_objectives_take_supervised_tokens_only(
+    tiny_model: Build, unpacked_logps: Unpacked, make_group: Any, objective: str
+) -> None:
+    """Rewards are sums or means by the objective, and a loss of the default NLL weight is that much larger."""
+    model = tiny_model(torch.float64)
+    masks = ((True, False, True), (False, True, True), (True, True))
+    groups = [make_group((1, 2), ((3, 4, 5),), ((3, 6, 9), (7, 8)), masks), make_group((9,), ((4,), (5, 6)), ((7,),))]
+    result = dpo_loss(model, groups, backend="split", beta=0.3, objective=objective)
+    without = dpo_loss(model, groups, backend="split", beta=0.3, objective=objective, nll_weight=0)
+    counted = [torch.tensor(mask) for mask in (*masks, (True,), (True, True), (True,))]
+    policy = [logps[mask] for logps, mask in zip(unpacked_logps(model, groups), counted, strict=True)]
+    with torch.no_grad(), model.disable_adapter():
+        ref = [logps[mask] for logps, mask in zip(unpacked_logps(model, groups), counted, strict=True)]
+    score = Tensor.mean if objective in OBJECTIVES_OF_MEANS else Tensor.sum
+    rewards = [0.3 * (score(p) - score(r)).item() for p, r in zip(policy, ref, strict=True)]
+    assert result.rewards.tolist() == pytest.approx(rewards, abs=5e-6)
+    nll = -(policy[0].mean() + (policy[3].mean() + policy[4].mean()) / 2).item() / 2
+    expected = 0 if objective == "ipo" else nll
+    assert (result.loss - without.loss).item() == pytest.approx(expected, abs=2e-6)
+
+
+def test_an_objective_is_refused_before_anything_runs(tiny_model: Build, pair_and_group: list[Any]) -> None:
+    model = tiny_model()
+    model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match="unknown preference objective 'kto': expected one of sigmoid, "):
+        dpo_loss(model, pair_and_group, backend="split", beta=0.1, objective="kto")
+    with pytest.raises(ValueError, match=r"label_smoothing is 0\.1: hinge has none"):
+        dpo_loss(model, pair_and_group, backend="split", beta=0.1, objective="hinge", label_smoothing=0.1)
