@@ -22,7 +22,11 @@ READABLE_VERSIONS = (1, 2, 3)
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16"]
-ObjectiveName = Literal["sigmoid", "sft-token-mean", "sft-example-mean"]
+PreferenceName = Literal[
+    "sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "rpo",
+    "groupdpo-margin", "groupdpo-mpo", "groupdpo-softmax", "groupdpo-all-pairs",
+]  # fmt: skip
+ObjectiveName = PreferenceName | Literal["sft-token-mean", "sft-example-mean"]
 CaseKind = Literal["pairs", "groups", "examples"]
 QuantityName = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
 
@@ -100,6 +104,8 @@ class SubjectRecord(_Frozen):
     name: Text
     layout: Literal["packed", "unpacked"]
     takes: list[CaseKind] = ["pairs"]
+    objectives: list[ObjectiveName] = ["sigmoid", "sft-token-mean", "sft-example-mean"]
+    """What its own loss computes."""
     owns_loss: bool
     """The subject computes its own loss; otherwise the runner applied the objective to its log-probs."""
 

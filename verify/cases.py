@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from verify.groups import PreferenceGroup, TokenIds
-from verify.objective import OBJECTIVE_NAMES, ObjectiveName
+from verify.objective import OBJECTIVE_NAMES, ObjectiveName, PreferenceName, is_preference
 
 CaseKind = Literal["pairs", "groups", "examples"]
 CASE_KINDS: tuple[CaseKind, ...] = ("pairs", "groups", "examples")
@@ -46,12 +46,12 @@ class Case:
                 f"case {self.name}: unknown objective {self.objective_name!r}; give one of {', '.join(OBJECTIVE_NAMES)}"
             )
         for index, group in enumerate(self.groups):
-            if self.objective_name == "sigmoid" and not group.negatives:
+            if is_preference(self.objective_name) and not group.negatives:
                 raise ValueError(
-                    f"case {self.name}, group {index}: no rejected response, so that the objective sigmoid compares "
-                    "nothing; give one, or an SFT objective"
+                    f"case {self.name}, group {index}: no rejected response, so that the objective "
+                    f"{self.objective_name} compares nothing; give one, or an SFT objective"
                 )
-            if self.objective_name != "sigmoid" and group.negatives:
+            if not is_preference(self.objective_name) and group.negatives:
                 raise ValueError(
                     f"case {self.name}, group {index}: a rejected response under {self.objective_name}, which "
                     "learns from preferred ones only"
@@ -60,7 +60,7 @@ class Case:
     @property
     def kind(self) -> CaseKind:
         """What a subject has to take: pairs, groups of any number of responses, or supervised examples."""
-        if self.objective_name != "sigmoid":
+        if not is_preference(self.objective_name):
             return "examples"
         return "pairs" if all(group.is_pair and not group.completion_masks for group in self.groups) else "groups"
 
@@ -83,6 +83,11 @@ class Case:
     def pairwise_slots(self) -> int:
         """Token slots that one unpadded row per completion feeds to the embedding."""
         return sum(len(group.prompt_ids) + len(ids) for group in self.groups for ids in group.completions)
+
+
+def under(case: Case, preference: PreferenceName) -> Case:
+    """A case with another preference objective; a case of examples as it is."""
+    return replace(case, objective_name=preference) if is_preference(case.objective_name) else case
 
 
 def tiny_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:

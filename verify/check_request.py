@@ -13,7 +13,7 @@ import torch
 
 from reports.record import DataRecord, Environment, Record
 from verify.case_files import read_cases
-from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
+from verify.cases import Case, real_cases, synthetic_cases, tiny_cases, under
 from verify.check_notes import notes_of
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.checks.check import ExactCheck
@@ -28,7 +28,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import DTYPES, ModelRequest, requested_config
 from verify.models.shape_file import is_shape_file, read_shape
-from verify.objective import DpoSigmoid
+from verify.objective import preference_of
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
@@ -91,8 +91,10 @@ class CheckOptions:
     jobs: int | None = None
     fresh: bool = False
     seed: int = 0
+    objective: str = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0
+    nll_weight: float | None = None
     policy: Path | None = None
     out: Path | None = None
     shrink: bool = False
@@ -167,7 +169,14 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     vocab_size, large = int(config.vocab_size), _is_large(config, options.layers)
     reduced = large and not options.full
     subjects = _subjects(options, reduced)
-    cases, loaded = _cases(options, vocab_size, reduced)
+    objective = preference_of(
+        options.objective,
+        beta=options.beta,
+        label_smoothing=options.label_smoothing,
+        nll_weight=options.nll_weight,
+    )
+    found, loaded = _cases(options, vocab_size, reduced)
+    cases = tuple(under(case, objective.name) for case in found) if options.objective != "sigmoid" else found
     for case in cases:
         check_token_ids(case.groups, vocab_size)
     request = GateRequest(
@@ -175,7 +184,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         dtypes=_dtypes(options),
         subjects=subjects,
         cases=cases,
-        objective=DpoSigmoid(beta=options.beta, label_smoothing=options.label_smoothing),
+        objective=objective,
         policy=load_policy(options.policy),
         variations=_variations(options, reduced),
         seed=options.seed,

@@ -16,12 +16,12 @@ from verify.gate_work import Piece, pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.lora import LoraSpec
 from verify.models.request import DTYPES, ModelRequest, vocabulary_size
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.tolerance import load_policy
 
-OBJECTIVE = DpoSigmoid(beta=0.1, label_smoothing=0.1)
+OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 """No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
 
 

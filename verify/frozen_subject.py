@@ -16,8 +16,18 @@ from typing import Any
 from verify.cases import CaseKind
 from verify.handed_out import on_copies
 from verify.names import unfit_name
+from verify.objective import ObjectiveName
 from verify.option_names import BUILT_IN_SUBJECT_NAMES
-from verify.subject import OPTIONAL_METHODS, Subject, SubjectError, kinds_taken, layout_of, said_by, support_for
+from verify.subject import (
+    OPTIONAL_METHODS,
+    Subject,
+    SubjectError,
+    kinds_taken,
+    layout_of,
+    objectives_taken,
+    said_by,
+    support_for,
+)
 
 _RESERVED_PREFIXES = ("planted:", "fault:")
 
@@ -30,6 +40,7 @@ class FrozenSubject:
         name: Its name, checked.
         layout: "packed" or "unpacked".
         takes: The kinds of case it takes.
+        objectives: The objectives that its own loss computes.
         per_token_logps: Its method; this and all others are handed copies of the groups.
         optional: Those of ``OPTIONAL_METHODS`` that it has; others are absent here as they are there.
     """
@@ -37,6 +48,7 @@ class FrozenSubject:
     name: str
     layout: str
     takes: tuple[CaseKind, ...]
+    objectives: tuple[ObjectiveName, ...]
     per_token_logps: Callable[..., Any]
     optional: Mapping[str, Callable[..., Any]]
 
@@ -64,7 +76,7 @@ def frozen(subject: Any) -> Subject:
         name = _checked_name(getattr(subject, "name", None))
         if not callable(getattr(subject, "per_token_logps", None)):
             raise SubjectError(f"{name}: no method per_token_logps(model, groups)")
-        layout, takes = layout_of(subject), kinds_taken(subject)
+        layout, takes, objectives = layout_of(subject), kinds_taken(subject), objectives_taken(subject)
         methods = {method: getattr(subject, method, None) for method in OPTIONAL_METHODS}
     except SubjectError:
         raise
@@ -75,9 +87,9 @@ def frozen(subject: Any) -> Subject:
     who = f"subject {name}"
     optional = {method: on_copies(who, found) for method, found in methods.items() if callable(found)}
     if "supports" in optional:
-        asked: Any = SimpleNamespace(name=name, takes=takes, supports=optional["supports"])
+        asked: Any = SimpleNamespace(name=name, takes=takes, objectives=objectives, **optional)
         optional["supports"] = cache(partial(support_for, asked))
-    return FrozenSubject(name, layout, takes, on_copies(who, subject.per_token_logps), optional)
+    return FrozenSubject(name, layout, takes, objectives, on_copies(who, subject.per_token_logps), optional)
 
 
 def _checked_name(name: object) -> str:

@@ -17,7 +17,7 @@ from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun, pieces_of
 from verify.judgement import Judgement, JudgingContext, judge
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, measure_noise
-from verify.objective import DpoSigmoid, objective_named
+from verify.objective import Preference, objective_named
 from verify.observation import PhaseSlots
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, default_variations
@@ -53,7 +53,7 @@ class GateRequest:
     dtypes: tuple[str, ...]
     subjects: tuple[Subject, ...]
     cases: tuple[Case, ...]
-    objective: DpoSigmoid
+    objective: Preference
     policy: Policy
     variations: tuple[str, ...] = default_variations("cpu")
     seed: int = 0

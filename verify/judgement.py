@@ -9,21 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.budget import (
-    Budget,
-    Statistic,
-    coefficient_noise,
-    direct_budget,
-    loss_budget,
-    margin_budgets,
-    reward_budgets,
-    sft_loss_budget,
-)
+from verify.budget import Budget, Statistic, direct_budget, sft_loss_budget
 from verify.comparison import Comparison, Place, Quantity
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, NoiseFloor
-from verify.objective import DpoSigmoid, Objective, Sft
+from verify.objective import Objective, Preference, Sft
 from verify.observation import Observation
+from verify.preference_budget import coefficient_noise, loss_budget, margin_budgets, reward_budgets
 from verify.tolerance import Policy
 from verify.verdict import Verdict, fold
 
@@ -177,7 +169,13 @@ def _scalar_budgets(
     return {
         "rewards": max(rewards),
         "margins": max(map(max, margins)),
-        "loss": loss_budget(margins, float(expected.loss)),
+        "loss": loss_budget(
+            context.objective,
+            context.groups,
+            expected,
+            rewards=rewards,
+            logps_rms=logp_budgets["per_token_logps"],
+        ),
     }
 
 
@@ -215,7 +213,7 @@ def _gradient_judgements(
         ]
     num_tokens = sum(map(len, expected.per_token_logps))
     coefficient = 0.0  # the weights of SFT are constants
-    if isinstance(context.objective, DpoSigmoid):
+    if isinstance(context.objective, Preference):
         coefficient = coefficient_noise(
             kind, context.groups, expected, context.objective,
             case=context.case, noise=context.noise, policy=context.policy,

@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-ObjectiveName = Literal["sigmoid", "sft-token-mean", "sft-example-mean"]
-OBJECTIVE_NAMES: tuple[ObjectiveName, ...] = ("sigmoid", "sft-token-mean", "sft-example-mean")
+PreferenceName = Literal[
+    "sigmoid",
+    "robust",
+    "hinge",
+    "ipo",
+    "sigmoid_norm",
+    "rpo",
+    "groupdpo-margin",
+    "groupdpo-mpo",
+    "groupdpo-softmax",
+    "groupdpo-all-pairs",
+]
+SftName = Literal["sft-token-mean", "sft-example-mean"]
+ObjectiveName = PreferenceName | SftName
+PREFERENCE_NAMES: tuple[PreferenceName, ...] = get_args(PreferenceName)
+SFT_NAMES: tuple[SftName, ...] = get_args(SftName)
+OBJECTIVE_NAMES: tuple[ObjectiveName, ...] = (*PREFERENCE_NAMES, *SFT_NAMES)
+
+SMOOTHED: tuple[PreferenceName, ...] = ("sigmoid", "robust", "sigmoid_norm", "rpo")
+"""Objectives that label smoothing is a part of."""
+_SUMMED = ("sigmoid", "robust", "hinge", "rpo")
+_WITH_NLL = ("rpo", "groupdpo-margin", "groupdpo-mpo", "groupdpo-softmax", "groupdpo-all-pairs")
 
 _SMALLEST_BETA, _LARGEST_BETA = 1e-4, 100.0
 _LARGEST_SMOOTHING = 0.45
+_ROBUST_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DpoSigmoid:
-    """DPO with the sigmoid loss (Rafailov et al. 2023, eq. 7; label smoothing: Mitchell 2023).
+class Preference:
+    """An objective that prefers some responses of a prompt to others, over a frozen policy.
 
-    Of a group with m preferred and n rejected responses the loss is the mean over its m n pairs (derived: equation 7 at
-    1+1), of a batch the mean over its groups.
+    A response scores s, the sum of its supervised log-probs or their mean; its reward is u = beta (s - s_ref). The loss
+    of a batch is the mean over its groups of phi(u) + nll_weight * (mean over the group's preferred responses of minus
+    the mean log-prob). Of a group with m preferred and n rejected responses phi is, in the DPO family, the mean over
+    its m n pairs (derived: the published loss at 1+1). docs/objectives.md has every formula and its source.
 
     Args:
+        name: "sigmoid" (Rafailov et al. 2023, eq. 7; label smoothing: Mitchell 2023) or another of
+            ``PREFERENCE_NAMES``.
         beta: Strength of the pull towards the reference policy; above 0.
-        label_smoothing: Probability that a preference label is flipped, in [0, 0.45].
+        label_smoothing: Probability that a preference label is flipped, in [0, 0.45]; 0 where the objective has none.
+        nll_weight: Weight of the likelihood of preferred responses, at least 0. What is published as "rpo" and as
+            GroupDPO has some (:func:`published_nll_weight`).
 
     Raises:
-        ValueError: A value outside its range.
+        ValueError: An unknown name, or a value outside its range.
     """
 
+    name: PreferenceName = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0
-    name: Literal["sigmoid"] = "sigmoid"
+    nll_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < float("inf"):
+        if self.name not in PREFERENCE_NAMES:
+            raise ValueError(f"unknown objective {self.name!r}: give one of {', '.join(PREFERENCE_NAMES)}")
+        if not 0 < self.beta < math.inf:
             raise ValueError(f"beta is {self.beta}: it must be a positive number")
         if not _SMALLEST_BETA <= self.beta <= _LARGEST_BETA:
             raise ValueError(
@@ -44,6 +75,17 @@ class DpoSigmoid:
                 f"label_smoothing is {self.label_smoothing}: it must lie in [0, {_LARGEST_SMOOTHING}] (nearer to 0.5 "
                 "both labels pull alike, and what is left of the coefficient of a gradient is rounding)"
             )
+        if self.label_smoothing and self.name not in SMOOTHED:
+            raise ValueError(
+                f"label_smoothing is {self.label_smoothing}: {self.name} has none; it is part of {', '.join(SMOOTHED)}"
+            )
+        if not 0 <= self.nll_weight < math.inf:
+            raise ValueError(f"nll_weight is {self.nll_weight}: it must be a number of at least 0")
+
+    @property
+    def sums_tokens(self) -> bool:
+        """Whether a response scores the sum of its log-probs; else their mean."""
+        return self.name in _SUMMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +102,59 @@ class Sft:
     mean: Literal["token", "example"] = "token"
 
     @property
-    def name(self) -> Literal["sft-token-mean", "sft-example-mean"]:
+    def name(self) -> SftName:
         """The name of the objective."""
         return "sft-token-mean" if self.mean == "token" else "sft-example-mean"
 
 
-Objective = DpoSigmoid | Sft
+Objective = Preference | Sft
 
 
-def objective_named(name: ObjectiveName, dpo: DpoSigmoid) -> Objective:
+def published_nll_weight(name: ObjectiveName) -> float:
+    """Weight of the NLL term in an objective as it is published: 1 or none."""
+    return float(name in _WITH_NLL)
+
+
+def is_preference(name: ObjectiveName) -> bool:
+    """Whether an objective compares responses."""
+    return name in PREFERENCE_NAMES
+
+
+def preference_of(name: str, *, beta: float, label_smoothing: float, nll_weight: float | None) -> Preference:
+    """The preference objective that options ask for.
+
+    Args:
+        name: Its name.
+        beta: Strength of the pull towards the reference policy.
+        label_smoothing: As in :class:`Preference`.
+        nll_weight: As in :class:`Preference`; None for what is published.
+
+    Returns:
+        The objective.
+
+    Raises:
+        ValueError: An unknown name, a value outside its range, or "robust" without smoothing, which is "sigmoid".
+    """
+    if name not in PREFERENCE_NAMES:
+        raise ValueError(f"unknown objective {name!r}: give one of {', '.join(PREFERENCE_NAMES)}")
+    known: PreferenceName = name
+    if known == "robust" and not label_smoothing:
+        raise ValueError("label_smoothing is 0: robust without any is sigmoid; give it some, e.g. 0.1")
+    return Preference(
+        name=known,
+        beta=beta,
+        label_smoothing=label_smoothing,
+        nll_weight=published_nll_weight(known) if nll_weight is None else nll_weight,
+    )
+
+
+def objective_named(name: ObjectiveName, run: Preference) -> Objective:
     """The objective of a case.
 
     Args:
         name: Name of the objective.
-        dpo: What preference objectives take their parameters from.
+        run: The preference objective of the run: taken as it is where it has that name; others have its beta, and its
+            label smoothing where they have one ("robust" without any is "sigmoid", so it gets 0.1 then).
 
     Returns:
         The objective.
@@ -81,8 +162,13 @@ def objective_named(name: ObjectiveName, dpo: DpoSigmoid) -> Objective:
     Raises:
         ValueError: An unknown name.
     """
-    if name == "sigmoid":
-        return dpo
-    if name in OBJECTIVE_NAMES:
+    if name == run.name:
+        return run
+    if name in SFT_NAMES:
         return Sft(mean="token" if name == "sft-token-mean" else "example")
-    raise ValueError(f"unknown objective {name!r}: give one of {', '.join(OBJECTIVE_NAMES)}")
+    if name not in PREFERENCE_NAMES:
+        raise ValueError(f"unknown objective {name!r}: give one of {', '.join(OBJECTIVE_NAMES)}")
+    smoothing = run.label_smoothing if name in SMOOTHED else 0.0
+    if name == "robust":
+        smoothing = smoothing or _ROBUST_SMOOTHING
+    return Preference(name=name, beta=run.beta, label_smoothing=smoothing, nll_weight=published_nll_weight(name))

@@ -13,7 +13,7 @@ from torch import Tensor
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.models.lora import adapters_off
-from verify.objective import DpoSigmoid, Objective, Sft
+from verify.objective import Objective, Preference, Sft
 from verify.slots import SlotCount, count_slots
 from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss, said_by
 
@@ -124,7 +124,7 @@ def observe(
         per_token_logps=supervised_logps(passes.logps, groups),
         ref_per_token_logps=supervised_logps(passes.refs, groups) if passes.refs else (),
         rewards=passes.rewards,
-        margins=pair_margins(passes.rewards, groups) if isinstance(objective, DpoSigmoid) else passes.rewards,
+        margins=pair_margins(passes.rewards, groups) if isinstance(objective, Preference) else passes.rewards,
         loss=passes.loss,
         gradients=passes.gradients,
         gradients_absent_because=support.reason,
@@ -182,7 +182,7 @@ def _policy_and_reference(
 ) -> _Logps:
     reference: object = None
     with count_slots(model) as slots:
-        if isinstance(objective, DpoSigmoid):
+        if isinstance(objective, Preference):
             with torch.no_grad(), adapters_off(model):
                 reference = _copied(subject.per_token_logps(model, groups))
         with torch.set_grad_enabled(differentiable):
@@ -299,3 +299,22 @@ def pair_margins(rewards: Tensor, groups: Sequence[PreferenceGroup]) -> Tensor:
         margins.append((positives[:, None] - negatives[None, :]).flatten())
         start = stop
     return torch.cat(margins)
+
+
+def all_supervised(groups: Sequence[PreferenceGroup]) -> list[PreferenceGroup]:
+    """Groups of the same shape that have the supervised tokens only, since observations hold no others.
+
+    Args:
+        groups: The groups of a case.
+
+    Returns:
+        As many groups; their token ids mean nothing.
+    """
+    return [
+        PreferenceGroup(
+            (0,),
+            tuple((index,) * length for index, length in enumerate(group.num_supervised[: len(group.positives)])),
+            tuple((index,) * length for index, length in enumerate(group.num_supervised[len(group.positives) :], 1000)),
+        )
+        for group in groups
+    ]

@@ -39,7 +39,7 @@ from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.packed_proof import Summary, summarise
 from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
-from verify.subject import Subject, kinds_taken, layout_of, owns_loss
+from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
 from verify.verdict import Verdict, fold
 
 DtypeName = Literal["float64", "float32", "bfloat16"]
@@ -206,7 +206,11 @@ def _weights_sha256(parameters: Sequence[tuple[str, nn.Parameter]]) -> str:
 def _subject_record(subject: Subject) -> SubjectRecord:
     layout = cast(Literal["packed", "unpacked"], layout_of(subject))
     return SubjectRecord(
-        name=subject.name, layout=layout, takes=list(kinds_taken(subject)), owns_loss=owns_loss(subject)
+        name=subject.name,
+        layout=layout,
+        takes=list(kinds_taken(subject)),
+        objectives=list(objectives_taken(subject)),
+        owns_loss=owns_loss(subject),
     )
 
 

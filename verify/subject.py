@@ -19,7 +19,9 @@ Optional attributes and methods:
 - ``loss(model, groups, objective) -> LossOutput``: any object with ``loss`` (differentiable scalar), ``rewards`` (one
   value per completion; not under SFT). Then the loss and the gradients through it are judged. If it also has
   ``per_token_logps`` and ``ref_per_token_logps`` (not under SFT), those are judged, and ``per_token_logps`` is not
-  called apart. ``objective.name`` says which loss: "sigmoid", "sft-token-mean" or "sft-example-mean".
+  called apart. ``objective.name`` says which loss, its other attributes are the parameters.
+- ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
+  "sft-example-mean". Of the others (``verify.objective.OBJECTIVE_NAMES``) a subject is asked for those that it names.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from torch import Tensor
 
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.groups import PreferenceGroup
+from verify.objective import OBJECTIVE_NAMES, ObjectiveName
 
+DEFAULT_OBJECTIVES: tuple[ObjectiveName, ...] = ("sigmoid", "sft-token-mean", "sft-example-mean")
 OPTIONAL_METHODS = ("supports", "supports_gradients", "loss", "packed_rows")
 
 _LONGEST_MESSAGE = 500
@@ -126,21 +130,40 @@ def kinds_taken(subject: Subject) -> tuple[CaseKind, ...]:
     return tuple(known)
 
 
+def objectives_taken(subject: Subject) -> tuple[ObjectiveName, ...]:
+    """The objectives that a subject's own ``loss`` computes: the sigmoid loss and both SFT means unless it says so.
+
+    Raises:
+        SubjectError: Anything but a tuple or list of known names, without one twice.
+    """
+    objectives = getattr(subject, "objectives", DEFAULT_OBJECTIVES)
+    known = [name for name in OBJECTIVE_NAMES if isinstance(objectives, list | tuple) and name in objectives]
+    if not known or len(known) != len(objectives):
+        raise SubjectError(
+            f"subject {subject.name}: objectives is {bounded(_read(objectives, repr))}; it must be a tuple of some of "
+            f"{', '.join(map(repr, OBJECTIVE_NAMES))}"
+        )
+    return tuple(known)
+
+
 def owns_loss(subject: Subject) -> bool:
     """Whether the subject computes its own loss."""
     return callable(getattr(subject, "loss", None))
 
 
 def support_for(subject: Subject, case: Case) -> Support:
-    """Whether the subject takes the case: one of a kind that it takes, and not refused by its ``supports``.
+    """Whether the subject takes the case: a kind and an objective that it takes, not refused by its ``supports``.
 
     Raises:
         SubjectError: ``supports`` raised, or returned something without ``supported`` and ``reason``, or said no
-            without a reason; or ``takes`` is wrong.
+            without a reason; or ``takes`` or ``objectives`` is wrong.
     """
     takes = kinds_taken(subject)
     if case.kind not in takes:
         return Support(False, f"a case of {case.kind}; the subject takes {', '.join(takes)}")
+    objectives = objectives_taken(subject)
+    if owns_loss(subject) and case.objective_name not in objectives:
+        return Support(False, f"objective {case.objective_name}; the subject's own loss is {', '.join(objectives)}")
     return _ask(subject, "supports", case)
 
 

@@ -18,7 +18,7 @@ from verify.gate import GateOutcome, GateRequest, run_gate
 from verify.groups import PreferenceGroup
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.observation import Observation
 from verify.subject import Subject
 from verify.subjects.selection import select_subject
@@ -100,7 +100,7 @@ def gate(policy: Policy) -> Callable[..., GateOutcome]:
         settings: dict[str, Any] = {
             "model": ModelRequest(name="tiny", num_layers=1, lora=changes.pop("lora", LORA)),
             "dtypes": ("float32",),
-            "objective": DpoSigmoid(beta=0.3),
+            "objective": Preference(beta=0.3),
             "policy": policy,
             **changes,
         }

@@ -13,20 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from verify.budget import (
-    Budget,
-    coefficient_noise,
-    direct_budget,
-    loss_budget,
-    margin_budgets,
-    reward_budgets,
-    sft_loss_budget,
-)
+from verify.budget import Budget, direct_budget, sft_loss_budget
 from verify.comparison import Quantity
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, Noise, NoiseFloor
-from verify.objective import DpoSigmoid, Sft
+from verify.objective import Preference, Sft
 from verify.observation import Observation
+from verify.preference_budget import coefficient_noise, loss_budget, margin_budgets, reward_budgets
 from verify.tolerance import Policy, load_policy
 
 EPS32 = 2.0**-23
@@ -141,14 +134,14 @@ def test_noise_that_is_not_a_number_leaves_no_finite_budget(noise: float) -> Non
 # The coefficient d loss / d margin.
 
 
-def observation(margins: list[float], logps: list[Tensor] | None = None) -> Observation:
+def observation(margins: list[float], logps: list[Tensor] | None = None, loss: float = 0.7) -> Observation:
     zeros = [torch.zeros(1, dtype=torch.float64)] * (2 * len(margins))
     return Observation(
         per_token_logps=tuple(logps or zeros),
         ref_per_token_logps=tuple(logps or zeros),
         rewards=torch.zeros(2 * len(margins), dtype=torch.float64),
         margins=torch.tensor(margins, dtype=torch.float64),
-        loss=torch.tensor(0.7, dtype=torch.float64),
+        loss=torch.tensor(loss, dtype=torch.float64),
         gradients=None,
     )
 
@@ -175,7 +168,7 @@ def test_the_noise_of_the_coefficient_is_what_a_shift_of_the_margin_does_to_it(m
         "oracle",
         groups_of((3, 4)),
         observation([margin]),
-        DpoSigmoid(beta=0.1, label_smoothing=smoothing),
+        Preference(beta=0.1, label_smoothing=smoothing),
         case="c",
         noise=floor("oracle", own_max=1e-4, own_rms=0.0, pooled=0.0),
         policy=policy_with(),
@@ -189,7 +182,7 @@ def test_a_margin_right_by_luck_is_given_the_noise_of_the_sum_over_its_tokens() 
         "oracle",
         groups_of((3, 5)),
         observation([0.0]),
-        DpoSigmoid(beta=0.5),
+        Preference(beta=0.5),
         case="c",
         noise=floor("oracle", own_max=1e-9, own_rms=2e-6, pooled=1e-6),
         policy=policy_with(),
@@ -203,7 +196,7 @@ def test_the_pair_with_the_noisiest_coefficient_counts() -> None:
         "differential",
         groups_of((1, 1), (1, 1)),
         observation([-2.0, 2.0]),
-        DpoSigmoid(),
+        Preference(),
         case="c",
         noise=floor("differential", own_max=1e-5, own_rms=0.0, pooled=0.0),
         policy=policy_with(),
@@ -218,7 +211,7 @@ def test_a_margin_of_any_size_can_be_budgeted(margin: float, expected: float) ->
         "oracle",
         groups_of((1, 1)),
         observation([margin]),
-        DpoSigmoid(beta=50.0),
+        Preference(beta=50.0),
         case="c",
         noise=floor("oracle", own_max=1e-5, own_rms=0.0, pooled=0.0),
         policy=policy_with(),
@@ -233,7 +226,7 @@ def test_reward_budgets_by_hand() -> None:
     """Lengths 4 and 12 of 16 tokens, beta 0.5, RMS 1e-6 and 3e-6, log-probs of -1: pairwise sums of 2 and 4 levels."""
     logps = [-torch.ones(4, dtype=torch.float64), -torch.ones(12, dtype=torch.float64)]
     found = reward_budgets(
-        groups_of((4, 12)), observation([0.0], logps), DpoSigmoid(beta=0.5), logps_rms=1e-6, ref_logps_rms=3e-6
+        groups_of((4, 12)), observation([0.0], logps), Preference(beta=0.5), logps_rms=1e-6, ref_logps_rms=3e-6
     )
     assert found == pytest.approx(
         [0.5 * (8 * 4e-6 + 2 * EPS32 * 8), 0.5 * (math.sqrt(192) * 4e-6 + 4 * EPS32 * 24)]
@@ -242,12 +235,20 @@ def test_reward_budgets_by_hand() -> None:
 
 
 def test_the_loss_is_budgeted_by_the_mean_of_its_margins_and_its_own_rounding() -> None:
-    assert loss_budget([[1e-6], [3e-6]], 0.7) == pytest.approx(2e-6 + EPS32 * 0.7)
+    groups = groups_of((1, 1), (1, 1))
+    expected = observation([0.0, 0.0], [-torch.ones(1, dtype=torch.float64)] * 4, loss=0.7)
+    found = loss_budget(Preference(), groups, expected, rewards=[4e-7, 6e-7, 1e-6, 2e-6], logps_rms=1.0)
+    assert found == pytest.approx(2e-6 + EPS32 * 0.7)
 
 
 def test_a_group_of_many_pairs_weighs_no_more_in_the_loss_than_one_of_one_pair() -> None:
     """Means 2e-6 and 8e-6 of the two groups; a mean over all four pairs would be 3.5e-6."""
-    assert loss_budget([[1e-6, 2e-6, 3e-6], [8e-6]], 0.0) == pytest.approx(5e-6)
+    groups = [PreferenceGroup((1,), ((2,),), ((3,), (4,), (5,))), *groups_of((1, 1))]
+    expected = observation([0.0] * 4, [-torch.ones(1, dtype=torch.float64)] * 6)
+    rewards = [5e-7, 5e-7, 1.5e-6, 2.5e-6, 3e-6, 5e-6]
+    assert loss_budget(Preference(), groups, expected, rewards=rewards, logps_rms=1.0) == pytest.approx(
+        5e-6 + EPS32 * 0.7
+    )
 
 
 lengths = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=3)
@@ -264,7 +265,7 @@ def test_no_errors_within_the_log_prob_budget_leave_the_budgets_that_follow_from
     smoothing: float,
 ) -> None:
     """Errors of any direction whose RMS over the case is at most the budget."""
-    groups, objective = groups_of(*layout), DpoSigmoid(beta=beta, label_smoothing=smoothing)
+    groups, objective = groups_of(*layout), Preference(beta=beta, label_smoothing=smoothing)
     counts = [count for pair in layout for count in pair]
 
     def errors(size: float) -> list[Tensor]:
@@ -292,7 +293,8 @@ def test_no_errors_within_the_log_prob_budget_leave_the_budgets_that_follow_from
     bounds = margin_budgets(rewards, groups)
     assert all(abs(error) <= bound * room for error, [bound] in zip(margin_errors, bounds, strict=True))
     loss_error = abs(loss_of(margins + torch.tensor(margin_errors).double()) - loss_of(margins))
-    assert loss_error <= loss_budget(bounds, loss_of(margins)) * room + 1e-12
+    expected = observation(margins.tolist(), zeros, loss=loss_of(margins))
+    assert loss_error <= loss_budget(objective, groups, expected, rewards=rewards, logps_rms=rms) * room + 1e-12
 
 
 @given(lengths, st.integers(0, 5), sizes)
@@ -305,7 +307,7 @@ def test_the_reward_budget_is_no_larger_than_need_be(layout: list[tuple[int, int
     zeros = [torch.zeros(count, dtype=torch.float64) for count in counts]
     groups = groups_of(*layout)
     expected = observation([0.0] * len(groups), zeros)
-    found = reward_budgets(groups, expected, DpoSigmoid(beta=1.0), logps_rms=rms, ref_logps_rms=0.0)
+    found = reward_budgets(groups, expected, Preference(beta=1.0), logps_rms=rms, ref_logps_rms=0.0)
     assert found[index] == pytest.approx(own * error)
 
 
@@ -345,7 +347,7 @@ def test_coefficient_noise_of_a_group_is_that_of_finite_differences_in_its_margi
         "oracle",
         [group_of([1] * num_positives, [1] * num_negatives)],
         observation(z.tolist()),
-        DpoSigmoid(beta=0.1, label_smoothing=smoothing),
+        Preference(beta=0.1, label_smoothing=smoothing),
         case="c",
         noise=floor("oracle", own_max=1e-5, own_rms=0.0, pooled=0.0),
         policy=policy_with(),

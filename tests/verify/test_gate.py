@@ -19,7 +19,7 @@ from verify.gate_work import WitnessError
 from verify.groups import PreferenceGroup
 from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.packed_proof import Summary, summarise
 from verify.subject import Subject
 from verify.subjects.selection import BUILT_IN
@@ -294,7 +294,7 @@ def test_a_request_for_nothing_or_for_the_same_twice_is_refused(
         "dtypes": ("float32",),
         "subjects": (third_party("ByHand"),),
         "cases": (short_case,),
-        "objective": DpoSigmoid(),
+        "objective": Preference(),
         "policy": policy,
     }
     twice = {name: settings[name] * value for name, value in change.items() if value == 2}
@@ -329,7 +329,7 @@ def test_progress_counts_to_the_end(policy: Policy, short_case: Case, third_part
             dtypes=("float32",),
             subjects=(third_party("ByHand"),),
             cases=(short_case,),
-            objective=DpoSigmoid(),
+            objective=Preference(),
             policy=policy,
             variations=("eager",),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from verify.groups import PreferenceGroup, check_token_ids
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 
 
 def test_completions_come_positives_first() -> None:
@@ -56,10 +56,10 @@ def test_an_id_outside_the_vocabulary_is_named_by_place(group: PreferenceGroup, 
 @pytest.mark.parametrize("beta", [0.0, -0.1, float("inf"), float("nan")])
 def test_a_beta_that_is_not_positive_and_finite_is_refused(beta: float) -> None:
     with pytest.raises(ValueError, match=r"beta is .*: it must be a positive number"):
-        DpoSigmoid(beta=beta)
+        Preference(beta=beta)
 
 
 @pytest.mark.parametrize("smoothing", [-0.01, 0.46, 0.5, 0.7, float("nan")])
 def test_a_label_smoothing_outside_its_range_is_refused(smoothing: float) -> None:
     with pytest.raises(ValueError, match=r"label_smoothing is .*: it must lie in \[0, 0\.45\]"):
-        DpoSigmoid(label_smoothing=smoothing)
+        Preference(label_smoothing=smoothing)

@@ -12,7 +12,7 @@ from verify.frozen_subject import frozen
 from verify.gate import GateRequest, run_gate
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import SubjectError, support_for
 from verify.subjects.pairwise import WITNESS
 from verify.tolerance import load_policy
@@ -86,7 +86,7 @@ def test_a_list_of_groups_that_was_shortened_is_seen() -> None:
 
 
 def test_a_changed_objective_is_seen() -> None:
-    objective = DpoSigmoid(beta=0.1)
+    objective = Preference(beta=0.1)
     with pytest.raises(SubjectError, match="changed the objective"):
         frozen(Spoiler()).loss(None, CASE.groups, objective)  # type: ignore[attr-defined]
     assert objective.beta == 0.1
@@ -123,7 +123,7 @@ def test_in_the_gate_the_subject_behind_it_is_judged_on_the_case_as_it_was() -> 
         dtypes=("float64",),
         subjects=subjects,
         cases=(case,),
-        objective=DpoSigmoid(),
+        objective=Preference(),
         policy=load_policy(None),
         variations=("eager",),
     )

@@ -16,7 +16,7 @@ from verify.comparison import compare_observations
 from verify.groups import PreferenceGroup
 from verify.judgement import Judgement, JudgingContext, judge, ratio_of
 from verify.noise import BudgetKind, Noise, NoiseFloor
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.observation import Observation
 from verify.tolerance import Policy
 from verify.verdict import Verdict
@@ -77,7 +77,7 @@ def judged(expected: Observation, policy: Policy) -> Judge:
             case="c",
             groups=GROUPS,
             dtype_name="float32",
-            objective=DpoSigmoid(),
+            objective=Preference(),
             policy=exact,
             noise=noise if isinstance(noise, NoiseFloor) else noise_floor(kind, noise),
         )
@@ -244,7 +244,7 @@ def test_an_expected_gradient_of_zero_is_no_scale_to_pass_by(
     assert expected.gradients is not None
     zero = replace(expected, gradients={name: torch.zeros(2, 2, dtype=torch.float64) for name in NAMES})
     context = JudgingContext(
-        case="c", groups=GROUPS, dtype_name="float32", objective=DpoSigmoid(), policy=policy,
+        case="c", groups=GROUPS, dtype_name="float32", objective=Preference(), policy=policy,
         noise=noise_floor("oracle", 1e-6),
     )  # fmt: skip
     comparisons = compare_observations(expected, zero, GROUPS)
@@ -264,7 +264,7 @@ def test_gradients_that_are_absent_are_not_applicable_and_not_counted(judged: Ju
 
 def test_no_comparison_is_nothing_to_judge(expected: Observation, policy: Policy) -> None:
     context: Any = JudgingContext(
-        case="c", groups=GROUPS, dtype_name="float32", objective=DpoSigmoid(), policy=policy,
+        case="c", groups=GROUPS, dtype_name="float32", objective=Preference(), policy=policy,
         noise=noise_floor("oracle", 0.0),
     )  # fmt: skip
     with pytest.raises(ValueError, match="case c: nothing was compared"):

@@ -15,7 +15,7 @@ import torch
 from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelUnderTest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.observation import (
     Observation,
     lora_tensor_name,
@@ -27,7 +27,7 @@ from verify.observation import (
 from verify.subject import Subject, SubjectError
 from verify.subjects.oracle import apply_objective, observe_oracle
 
-OBJECTIVE = DpoSigmoid(beta=0.3, label_smoothing=0.1)
+OBJECTIVE = Preference(beta=0.3, label_smoothing=0.1)
 Tiny = Callable[[str], ModelUnderTest]
 ThirdParty = Callable[[str], Subject]
 
@@ -138,7 +138,7 @@ def test_the_objective_is_the_runners_unless_the_subject_has_its_own(
 def test_label_smoothing_and_beta_reach_loss_and_gradients(
     model: Any, third_party: ThirdParty, short_case: Case
 ) -> None:
-    for objective in (DpoSigmoid(beta=0.05), DpoSigmoid(beta=1.0, label_smoothing=0.3)):
+    for objective in (Preference(beta=0.05), Preference(beta=1.0, label_smoothing=0.3)):
         found = look(third_party("ByHand"), model, short_case, objective=objective)
         expected = observe_oracle(model, short_case.groups, objective)
         torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from verify.environment import peak_host_bytes, read_environment
 from verify.gate import GateOutcome, GateRequest, run_gate
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.recording import RunFacts, record_run
 from verify.subject import Subject
 from verify.threads import torch_threads
@@ -44,7 +44,7 @@ def request_(
         dtypes=("float64", "float32"),
         subjects=tuple(third_party(name) for name in NAMES),
         cases=(short_case, two_pairs_case),
-        objective=DpoSigmoid(beta=0.3),
+        objective=Preference(beta=0.3),
         policy=policy,
         variations=("eager",),
     )

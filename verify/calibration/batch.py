@@ -21,7 +21,7 @@ from verify.faults.fault import Mutation
 from verify.gate import GateRequest
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.packed import PACKED_SUBJECTS, PackedSubject
 from verify.tolerance import Policy
@@ -128,11 +128,11 @@ def _cases(number: int, size: int, model: ModelRequest, rng: random.Random, kind
     return tuple(make_group_case(name, shape, vocab_size, rng) for name, shape in shapes)
 
 
-def _objective(rng: random.Random) -> DpoSigmoid:
+def _objective(rng: random.Random) -> Preference:
     """Beta from 0.01 to 1, evenly in its logarithm; label smoothing 0 in one of four, else up to 0.3."""
     beta = 10 ** rng.uniform(-2, 0)
     smoothing = rng.uniform(0.02, 0.3)
-    return DpoSigmoid(beta=beta, label_smoothing=0.0 if rng.random() < 0.25 else smoothing)
+    return Preference(beta=beta, label_smoothing=0.0 if rng.random() < 0.25 else smoothing)
 
 
 def _planted(
@@ -157,6 +157,6 @@ def _proves_nothing(case: Case) -> bool:
     return len(kinds) == 1 or longest == 2
 
 
-def _can_show(fault: Mutation, objective: DpoSigmoid) -> bool:
+def _can_show(fault: Mutation, objective: Preference) -> bool:
     """A fault of the objective may be one of label smoothing, and at 0 there is nothing to see."""
     return objective.label_smoothing > 0 or fault.stage != "objective"

@@ -15,7 +15,7 @@ from verify.checks.embedded import embedded_ids
 from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
-from verify.objective import DpoSigmoid, Objective, Sft, objective_named
+from verify.objective import Objective, Preference, Sft, objective_named
 from verify.observation import lora_gradients, supervised_logps, to_float64
 from verify.subject import Subject, SubjectError, check_logps, check_loss, said_by
 from verify.tolerance import Policy
@@ -38,7 +38,7 @@ class Setting:
     """
 
     dtype: str
-    objective: DpoSigmoid
+    objective: Preference
     policy: Policy
     seed: int
     cases: CheckCases

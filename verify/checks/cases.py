@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
-from verify.cases import Case
+from verify.cases import Case, under
 from verify.groups import PreferenceGroup, TokenIds
-from verify.objective import ObjectiveName
+from verify.objective import ObjectiveName, PreferenceName
 
 CaseName = Literal[
     "distinct-tokens",
@@ -51,12 +51,13 @@ class CheckCases:
     other_token: Mapping[str, Mapping[int, int]]
 
 
-def check_cases(vocab_size: int, seed: int) -> CheckCases:
+def check_cases(vocab_size: int, seed: int, preference: PreferenceName = "sigmoid") -> CheckCases:
     """Draw the cases.
 
     Args:
         vocab_size: Token ids are drawn from [0, vocab_size).
         seed: Seed of the token ids.
+        preference: The objective of cases with rejected responses.
 
     Returns:
         All cases; without those of distinct tokens for which the vocabulary has too few.
@@ -92,7 +93,7 @@ def check_cases(vocab_size: int, seed: int) -> CheckCases:
             why="the same examples under the mean that weighs them alike",
             objective_name="sft-example-mean",
         )
-    return CheckCases(by_name, other_token)
+    return CheckCases({name: under(case, preference) for name, case in by_name.items()}, other_token)
 
 
 def _case(name: CaseName, why: str, lengths: Sequence[_Lengths], ids: Sequence[int]) -> Case:

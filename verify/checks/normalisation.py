@@ -62,12 +62,12 @@ def _weight(case: Case, first: int, last: int) -> int:
     """How many of that which the loss is a mean over are in a range of groups."""
     groups = case.groups[first:last]
     match case.objective_name:
-        case "sigmoid":
-            return len(groups)
         case "sft-token-mean":
             return sum(sum(group.num_supervised) for group in groups)
         case "sft-example-mean":
             return sum(len(group.completions) for group in groups)
+        case _:
+            return len(groups)
 
 
 def _nan_first(ratio: float) -> float:

@@ -12,8 +12,9 @@ from verify.checks.bench import Bench
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.checks.places import completion_words
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid, objective_named
-from verify.observation import supervised_logps
+from verify.objective import Preference, objective_named
+from verify.observation import ObjectiveValues, pair_margins, supervised_logps
+from verify.preference_budget import moved_by
 from verify.subject import owns_loss
 from verify.subjects.oracle import apply_objective
 
@@ -26,13 +27,13 @@ def _measure(bench: Bench, case: Case) -> Measured:
     if not owns_loss(bench.subject):
         raise NotApplicableError("computes no loss of its own: the runner applies the objective to its log-probs")
     output = bench.own_loss(groups, objective)
-    if output.logps is None or (output.refs is None and isinstance(objective, DpoSigmoid)):
+    if output.logps is None or (output.refs is None and isinstance(objective, Preference)):
         raise NotApplicableError("returns no log-probs with its loss")
     expected = apply_objective(output.logps, output.refs or (), groups, objective)
-    if isinstance(objective, DpoSigmoid):
+    if isinstance(objective, Preference):
         logps, refs = (supervised_logps(part, groups) for part in (output.logps, output.refs or ()))
         budgets = reward_budgets(logps, refs, objective, output.epsilon)
-        loss_budget = 2 * sum(budgets) / len(budgets) + _ROUNDINGS * output.epsilon * abs(float(expected.loss))
+        loss_budget = preference_rounding(objective, groups, budgets, expected, logps, output.epsilon)
     else:
         budgets = []
         loss_budget = sft_rounding(output.logps, case, output.epsilon)
@@ -55,9 +56,11 @@ def _measure(bench: Bench, case: Case) -> Measured:
 
 
 def reward_budgets(
-    logps: Sequence[Tensor], refs: Sequence[Tensor], objective: DpoSigmoid, epsilon: float
+    logps: Sequence[Tensor], refs: Sequence[Tensor], objective: Preference, epsilon: float
 ) -> list[float]:
     """How far rounding can move the reward of each completion: beta (T + 4) eps sum_t (|logp_t| + |ref_logp_t|).
+
+    A T-th of that where a mean is taken.
 
     A sum of T numbers in whatever order is off by at most (T - 1) eps times the sum of their sizes (Higham 2002,
     eq. 4.4).
@@ -72,9 +75,39 @@ def reward_budgets(
         One budget per completion, in nats.
     """
     return [
-        objective.beta * (len(logp) + _ROUNDINGS) * epsilon * float(logp.abs().sum() + ref.abs().sum())
+        objective.beta
+        * (len(logp) + _ROUNDINGS)
+        * epsilon
+        * float(logp.abs().sum() + ref.abs().sum())
+        / (1 if objective.sums_tokens else len(logp))
         for logp, ref in zip(logps, refs, strict=True)
     ]
+
+
+def preference_rounding(
+    objective: Preference,
+    groups: Sequence[PreferenceGroup],
+    rewards: Sequence[float],
+    expected: ObjectiveValues,
+    logps: Sequence[Tensor],
+    epsilon: float,
+) -> float:
+    """How far rounding can move a preference loss: through its rewards, its own value and its NLL.
+
+    Args:
+        objective: The objective.
+        groups: The groups.
+        rewards: How far rounding can move each reward.
+        expected: Rewards and loss from the log-probs of the subject.
+        logps: Those log-probs.
+        epsilon: Of the dtype that sums are kept in.
+
+    Returns:
+        The budget, in nats.
+    """
+    through = moved_by(objective, groups, pair_margins(expected.rewards, groups), rewards, epsilon)
+    nll = objective.nll_weight * max((len(logp) + _ROUNDINGS) * float(logp.abs().mean()) for logp in logps)
+    return through + epsilon * (_ROUNDINGS * abs(float(expected.loss)) + nll)
 
 
 def sft_rounding(logps: Sequence[Tensor], case: Case, epsilon: float) -> float:
@@ -89,7 +122,7 @@ def sft_rounding(logps: Sequence[Tensor], case: Case, epsilon: float) -> float:
         The budget, in nats.
     """
     sizes = apply_objective(
-        [-logp.abs() for logp in logps], (), case.groups, objective_named(case.objective_name, DpoSigmoid())
+        [-logp.abs() for logp in logps], (), case.groups, objective_named(case.objective_name, Preference())
     )
     return (case.num_completion_tokens + _ROUNDINGS) * epsilon * float(sizes.loss)
 

@@ -68,9 +68,10 @@ def _hold_rewards(bench: Bench, case: Case, groups: Groups, rewriting: Rewriting
     of_rounding = reward_budgets(logps, refs, objective, epsilon)
     ratios, worst = list[float](), ""
     for k, (reward, logp, ref) in enumerate(zip(rewards.tolist(), logps, refs, strict=True)):
-        actual, expected = float(logp.sum()) - reward / objective.beta, float(ref.sum())
+        tokens = 1 if objective.sums_tokens else len(logp)
+        actual, expected = float(logp.sum()) / tokens - reward / objective.beta, float(ref.sum()) / tokens
         # Each token of the policy, in this pass and in that of the loss, and of the reference.
-        budget = 3 * len(logp) * token_budget + of_rounding[k] / objective.beta
+        budget = 3 * len(logp) / tokens * token_budget + of_rounding[k] / objective.beta
         difference = abs(actual - expected)
         ratios.append(math.inf if math.isnan(difference) else difference / budget)
         if ratios[-1] > 1 and not worst:

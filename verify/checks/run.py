@@ -14,7 +14,7 @@ from verify.checks.yardsticks import measure_yardsticks
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, restored_model
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.tolerance import Policy
@@ -27,7 +27,7 @@ def run_exact_checks(
     holder: ModelHolder,
     *,
     dtype: str,
-    objective: DpoSigmoid,
+    objective: Preference,
     policy: Policy,
     seed: int,
     begin: Callable[[Subject], None],
@@ -64,7 +64,7 @@ def measure_setting(
     holder: ModelHolder,
     *,
     dtype: str,
-    objective: DpoSigmoid,
+    objective: Preference,
     policy: Policy,
     seed: int,
 ) -> Setting:
@@ -85,7 +85,7 @@ def measure_setting(
         SubjectError: The unpacked path itself cannot be run.
         StructureError: It cannot be compared.
     """
-    cases = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed)
+    cases = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed, objective.name)
     yardsticks = measure_yardsticks(
         holder.model,
         holder.baseline,

@@ -10,15 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from verify.budget import (
-    Statistic,
-    coefficient_noise,
-    direct_budget,
-    loss_budget,
-    margin_budgets,
-    reward_budgets,
-    sft_loss_budget,
-)
+from verify.budget import Statistic, direct_budget, sft_loss_budget
 from verify.cases import Case
 from verify.checks.absolute_model import absolute_model
 from verify.checks.cases import CaseName, CheckCases, check_cases
@@ -26,8 +18,9 @@ from verify.comparison import Comparison, Quantity, compare_logps, compare_obser
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
-from verify.objective import DpoSigmoid, Sft
+from verify.objective import Preference, Sft
 from verify.observation import Observation, observe, supervised_logps, to_float64
+from verify.preference_budget import coefficient_noise, loss_budget, reward_budgets
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS, PairwiseSubject
 from verify.tolerance import Policy
@@ -106,7 +99,7 @@ def measure_yardsticks(
     checks: Collection[str],
     *,
     dtype: str,
-    objective: DpoSigmoid,
+    objective: Preference,
     policy: Policy,
     seed: int,
 ) -> Yardsticks:
@@ -220,7 +213,7 @@ def _weighted(parts: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, 
 
 
 def _loss_yardstick(
-    model: Any, baseline: Baseline, case: Case, dtype: str, objective: DpoSigmoid, policy: Policy, seed: int
+    model: Any, baseline: Baseline, case: Case, dtype: str, objective: Preference, policy: Policy, seed: int
 ) -> LossYardstick:
     def run(form: PairwiseSubject, groups: Sequence[PreferenceGroup]) -> Observation:
         return observe(form, model, groups, objective, apply_objective=apply_objective, seed=seed, baseline=baseline)
@@ -255,6 +248,5 @@ def _loss_yardstick(
         )["rms"].value
         for name in expected.gradients or {}
     }
-    return LossYardstick(
-        loss=loss_budget(margin_budgets(rewards, case.groups), float(expected.loss)), gradients=gradients
-    )
+    loss = loss_budget(objective, case.groups, expected, rewards=rewards, logps_rms=logps)
+    return LossYardstick(loss=loss, gradients=gradients)

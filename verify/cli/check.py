@@ -19,6 +19,11 @@ _HELP_MODEL = (
 )
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
+_HELP_OBJECTIVE = (
+    "Preference objective of the cases: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, groupdpo-mpo, "
+    "groupdpo-softmax or groupdpo-all-pairs."
+)
+_HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
 _HELP_FULL = "All built-in subjects, and in all dtypes, unless you name some; about five times the default's time."
 
 
@@ -41,6 +46,8 @@ def check(
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters, cases and sample.", min=0)] = 0,
     beta: Annotated[float, typer.Option(help="DPO's beta.")] = 0.1,
     label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.45].")] = 0.0,
+    objective: Annotated[str, typer.Option(help=_HELP_OBJECTIVE)] = "sigmoid",
+    nll_weight: Annotated[float | None, typer.Option(help=_HELP_NLL)] = None,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
     variation: Annotated[
         list[str] | None, typer.Option(help="Harmless variations of the unpacked path that set the noise floor.")
@@ -63,13 +70,15 @@ def check(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from reports.store import check_writable
     from verify.cli import option_checks
+    from verify.objective import preference_of
 
     option_checks.check_model(model, layers)
     option_checks.check_subjects(subject or (), backend or ())
     option_checks.check_dtypes(dtype or ())
     option_checks.check_variations(variation or ())
     option_checks.check_device_name(device)
-    option_checks.check_numbers(seed=seed, threads=threads, beta=beta, label_smoothing=label_smoothing)
+    option_checks.check_numbers(seed=seed, threads=threads)
+    preference_of(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
     option_checks.check_policy(policy)
     option_checks.check_data_options(
         data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=cases_file
@@ -109,8 +118,10 @@ def check(
         jobs=jobs,
         fresh=fresh,
         seed=seed,
+        objective=objective,
         beta=beta,
         label_smoothing=label_smoothing,
+        nll_weight=nll_weight,
         policy=policy,
         out=out,
         shrink=shrink,

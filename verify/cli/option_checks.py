@@ -14,7 +14,6 @@ from pathlib import Path
 from verify.cases import synthetic_cases, tiny_cases
 from verify.data.rows import check_file
 from verify.models.configs import NAMED_CONFIGS, named_config
-from verify.objective import DpoSigmoid
 from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, DTYPE_NAMES, VARIATION_NAMES
 from verify.tolerance import load_policy
 
@@ -86,13 +85,12 @@ def check_files_of(role: str, names: Sequence[str]) -> None:
             raise ValueError(f"{role} file {origin}: there is {kind}; give file.py:NAME")
 
 
-def check_numbers(*, seed: int, threads: int | None = None, beta: float = 0.1, label_smoothing: float = 0.0) -> None:
-    """Refuse numbers that torch or the objective could not use."""
+def check_numbers(*, seed: int, threads: int | None = None) -> None:
+    """Refuse numbers that torch could not use."""
     if not 0 <= seed <= _LARGEST_SEED:
         raise ValueError(f"--seed {seed}: give an integer from 0 to {_LARGEST_SEED}")
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise ValueError(f"--threads {threads}: give an integer from 1 to {_MOST_THREADS}")
-    DpoSigmoid(beta=beta, label_smoothing=label_smoothing)
 
 
 def check_device_name(device: str) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from verify.cases import Case, CaseKind
 from verify.comparison import completion_name
 from verify.groups import PreferenceGroup, TokenIds
-from verify.objective import ObjectiveName
+from verify.objective import PREFERENCE_NAMES, SFT_NAMES, ObjectiveName
 
 CASE_NAME = "diagnosis"
 _SIZES = ((19, 13, 22), (40, 66, 30), (7, 9, 17))
@@ -106,16 +106,13 @@ def kinds_to_try(failing: Sequence[Case], taken: Sequence[CaseKind]) -> tuple[tu
     Returns:
         Distinct kinds with their objective.
     """
-    known: list[tuple[CaseKind, ObjectiveName]] = [
-        ("pairs", "sigmoid"),
-        ("groups", "sigmoid"),
-        ("examples", "sft-token-mean"),
-        ("examples", "sft-example-mean"),
-    ]
-    if not failing:
-        return tuple(item for item in known if item[0] in taken)
     found = {(case.kind, case.objective_name) for case in failing}
-    return tuple(item for item in known if item in found)
+    # Where nothing failed, the objective that every subject computes stands for the others.
+    preferences = [name for name in PREFERENCE_NAMES if failing or name == PREFERENCE_NAMES[0]]
+    kinds: tuple[CaseKind, ...] = ("pairs", "groups")
+    known: list[tuple[CaseKind, ObjectiveName]] = [(kind, name) for kind in kinds for name in preferences]
+    known += [("examples", name) for name in SFT_NAMES]
+    return tuple(item for item in known if (item in found if failing else item[0] in taken))
 
 
 def richest_first(cases: Sequence[Case]) -> tuple[Case, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
-from verify.cases import Case, tiny_cases
+from verify.cases import Case, tiny_cases, under
 from verify.checks.cases import check_cases
 from verify.checks.check import Finding
 from verify.diagnosis.cases import case_in_words
@@ -21,6 +21,7 @@ from verify.faults.fault import Fault
 from verify.gate import GateRequest, Progress, Result
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
+from verify.objective import PREFERENCE_NAMES
 from verify.subject import Subject, said_by
 from verify.subjects.pairwise import VARIATIONS
 from verify.verdict import Verdict
@@ -173,9 +174,11 @@ def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:
 def _tiny(failing: Sequence[Case], vocab_size: int, seed: int) -> tuple[Case, ...]:
     """Of the tiny cases those with the kinds and objectives of cases that failed."""
     kinds = {(case.kind, case.objective_name) for case in failing}
+    failed = {name for _, name in kinds}
+    preference = next((name for name in PREFERENCE_NAMES if name in failed), PREFERENCE_NAMES[0])
     return tuple(
         case
-        for case in tiny_cases(vocab_size, seed)
+        for case in (under(case, preference) for case in tiny_cases(vocab_size, seed))
         if (case.kind, case.objective_name) in kinds and (case.kind != "pairs" or case.name in _OTHER_TINY_CASES)
     )
 

@@ -26,7 +26,7 @@ from verify.judgement import JudgingContext
 from verify.model_state import Baseline, restored_model
 from verify.models.request import DTYPES, ModelRequest, build_model
 from verify.noise import NoiseSample, measure_noise
-from verify.objective import DpoSigmoid, Objective, objective_named
+from verify.objective import Objective, Preference, objective_named
 from verify.observation import Observation, observe
 from verify.subject import Subject, SubjectError, gradient_support, said_by
 from verify.subjects.faulty import FaultySubject
@@ -55,7 +55,7 @@ class Workbench:
 
     request: ModelRequest
     dtype: str
-    objective: DpoSigmoid
+    objective: Preference
     policy: Policy
     seed: int
     variations: tuple[str, ...] = tuple(VARIATIONS)

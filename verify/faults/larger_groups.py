@@ -22,13 +22,13 @@ from verify.faults.layout_conditions import (
 from verify.faults.rows import Rows
 from verify.faults.stages import Accumulation, Batch, Objective, Terms
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 
 _PAIR = PreferenceGroup((0,), ((0,),), ((0,),))
 
 
 def _losses(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid, pairs: Tensor
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference, pairs: Tensor
 ) -> Tensor:
     """Losses of pairs of completions, [P, 2], each as a group of its own; [P]."""
     both = pairs.flatten()
@@ -55,7 +55,7 @@ def _over_some_pairs(
     sums: Tensor,
     ref_sums: Tensor,
     batch: Batch,
-    objective: DpoSigmoid,
+    objective: Preference,
 ) -> Terms:
     """The mean of each group over pairs chosen from its table, [positives, negatives, 2] to [P, 2]."""
     means = [
@@ -66,32 +66,32 @@ def _over_some_pairs(
 
 
 def first_negative_only(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """Every positive is held against the first negative alone."""
     return _over_some_pairs(lambda table: table[:, 0], honest, sums, ref_sums, batch, objective)
 
 
 def first_positive_only(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """Every negative is held against the first positive alone."""
     return _over_some_pairs(lambda table: table[0], honest, sums, ref_sums, batch, objective)
 
 
-def zipped(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def zipped(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """The i-th positive is held against the i-th negative, until one side ends."""
     return _over_some_pairs(lambda table: table.diagonal().T, honest, sums, ref_sums, batch, objective)
 
 
-def in_twos(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def in_twos(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """All responses in one vector, two after two: the pairs of a batch of pairs."""
     pairs = torch.arange(len(sums) // 2 * 2).view(-1, 2)
     losses = _losses(honest, sums, ref_sums, batch, objective, pairs)
     return replace(honest(sums, ref_sums, batch, objective), losses=losses, weights=torch.ones_like(losses))
 
 
-def margins_averaged(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def margins_averaged(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """One margin per group, mean positive minus mean negative, goes through the sigmoid."""
 
     def means(values: Tensor) -> Tensor:
@@ -116,13 +116,13 @@ def _descending(values: Tensor) -> Tensor:
     return values.sort(descending=True).values
 
 
-def rewards_sorted(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def rewards_sorted(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Logged rewards of a group are in order of their size, not of the responses."""
     terms = honest(sums, ref_sums, batch, objective)
     return replace(terms, rewards=_within_sides(terms.rewards, batch, _descending))
 
 
-def reference_of_next(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def reference_of_next(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """The reference sum of a response is that of the next one of its group."""
     sizes = [len(group.completions) for group in batch.groups]
     return honest(sums, torch.cat([part.roll(-1) for part in torch.split(ref_sums, sizes)]), batch, objective)
@@ -133,7 +133,7 @@ def _first_only(values: Tensor) -> Tensor:
 
 
 def later_responses_detached(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """Only the first positive and the first negative keep their graph."""
     return honest(_within_sides(sums, batch, _first_only), ref_sums, batch, objective)

@@ -13,59 +13,59 @@ from torch import Tensor
 from verify.faults.conditions import SEVERAL_GROUPS
 from verify.faults.fault import Fault
 from verify.faults.stages import Batch, Objective, Terms
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 
 
-def without_reference(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def without_reference(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """The reference terms are left out."""
     return honest(sums, torch.zeros_like(ref_sums), batch, objective)
 
 
-def divided_by_beta(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def divided_by_beta(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """``z / beta`` instead of ``beta z``."""
     return honest(sums, ref_sums, batch, replace(objective, beta=1 / objective.beta))
 
 
-def beta_missing(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def beta_missing(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Beta of 1."""
     return honest(sums, ref_sums, batch, replace(objective, beta=1.0))
 
 
-def smoothing_ignored(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def smoothing_ignored(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Label smoothing does not reach the loss."""
     return honest(sums, ref_sums, batch, replace(objective, label_smoothing=0.0))
 
 
 def beta_twice_in_rewards(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """Logged rewards are scaled by beta again."""
     terms = honest(sums, ref_sums, batch, objective)
     return replace(terms, rewards=objective.beta * terms.rewards)
 
 
-def rewards_exchanged(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def rewards_exchanged(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Logged chosen and rejected rewards are exchanged."""
     terms = honest(sums, ref_sums, batch, objective)
     return replace(terms, rewards=terms.rewards.view(-1, 2).flip(1).flatten())
 
 
 def preference_reversed(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """The loss prefers rejected."""
     flipped = honest(sums.view(-1, 2).flip(1).flatten(), ref_sums.view(-1, 2).flip(1).flatten(), batch, objective)
     return replace(flipped, rewards=flipped.rewards.view(-1, 2).flip(1).flatten())
 
 
-def pairs_by_stride(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def pairs_by_stride(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Chosen first, then rejected, in one vector that is read pair by pair."""
     order = torch.arange(len(sums)).view(-1, 2).T.flatten().to(sums.device)
     terms = honest(sums[order], ref_sums[order], batch, objective)
     return replace(terms, rewards=terms.rewards[order.argsort()])
 
 
-def next_rejected(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def next_rejected(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Each chosen response is paired with the rejected one of the next group."""
 
     def paired(x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def next_rejected(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batc
 
 
 def reference_of_chosen_for_both(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """The reference sum of chosen is subtracted from both, so that it cancels."""
     return honest(sums, ref_sums.view(-1, 2)[:, :1].expand(-1, 2).flatten(), batch, objective)
@@ -94,14 +94,14 @@ def _with_gradient(terms: Terms, surrogate: Tensor) -> Terms:
     return replace(terms, losses=surrogate + (terms.losses - surrogate).detach())
 
 
-def _coefficients(terms: Terms, objective: DpoSigmoid) -> Tensor:
+def _coefficients(terms: Terms, objective: Preference) -> Tensor:
     """Derivative of the loss by the margin of each pair, detached; [G]."""
     margins, smoothing = _margins(terms).detach(), objective.label_smoothing
     return smoothing * torch.sigmoid(margins) - (1 - smoothing) * torch.sigmoid(-margins)
 
 
 def coefficients_permuted(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """Replay: coefficients of the whole batch meet the rows of a micro-batch in another order."""
     terms = honest(sums, ref_sums, batch, objective)
@@ -109,14 +109,14 @@ def coefficients_permuted(
 
 
 def coefficient_of_mean(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
 ) -> Terms:
     """Replay: one coefficient per micro-batch, the mean, instead of one per pair."""
     terms = honest(sums, ref_sums, batch, objective)
     return _with_gradient(terms, _coefficients(terms, objective).mean() * _margins(terms))
 
 
-def chosen_detached(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: DpoSigmoid) -> Terms:
+def chosen_detached(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Only the last branch of a row keeps its graph."""
     pairs = sums.view(-1, 2)
     return honest(torch.stack((pairs[:, 0].detach(), pairs[:, 1]), dim=1).flatten(), ref_sums, batch, objective)

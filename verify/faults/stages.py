@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verify.faults.rows import Rows
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid, Sft
+from verify.objective import Preference, Sft
 
 StageName = Literal[
     "layout",
@@ -103,7 +103,7 @@ Supervision = Callable[[Rows, Tensor], Targets]
 TokenLogps = Callable[[Tensor, Tensor], Tensor]
 Reduction = Callable[[Tensor, Targets], Tensor]
 Reference = Callable[[Any, Forward, Rows], Tensor]
-Objective = Callable[[Tensor, Tensor, Batch, DpoSigmoid | Sft], Terms]
+Objective = Callable[[Tensor, Tensor, Batch, Preference | Sft], Terms]
 Accumulation = Callable[[Terms, Batch, Rows], Tensor]
 Gradients = Callable[[str, Tensor, Rows], Tensor]
 

@@ -24,7 +24,7 @@ from packed_impl.bins import packed_length
 from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
 from packed_impl.forest import positions as path_positions
 from packed_impl.layout import PackedLayout, pack
-from packed_impl.objectives import group_sigmoid
+from packed_impl.preference import preference_terms
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.packed_rows import PackedRows
 from verify.faults.fault import Mutation, Packing
@@ -33,7 +33,7 @@ from verify.faults.stages import Batch, Forward, Parameters, Stages, Targets, Te
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
 from verify.models.lora import adapters_off
-from verify.objective import DpoSigmoid, Objective, Sft
+from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, Sft
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.packed import rows_of_bins
@@ -67,6 +67,7 @@ class FaultySubject:
         role: What its name begins with.
         layout: As in the contract of a subject.
         forwards: Passes without gradients that other subjects of the run may share.
+        objectives: As in the contract of a subject.
     """
 
     mutation: Mutation | None = None
@@ -75,6 +76,7 @@ class FaultySubject:
     role: str = "fault"
     layout: str = "packed"
     forwards: ForwardCache | None = field(default=None, compare=False, repr=False)
+    objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
 
     @property
     def name(self) -> str:
@@ -117,7 +119,7 @@ class FaultySubject:
         rows = stages.layout(groups)
         # The frozen policy goes first: switching adapters back on resets requires_grad.
         ref_logps = None
-        if isinstance(objective, DpoSigmoid):
+        if isinstance(objective, Preference):
             ref_logps = stages.reference(model, partial(_logps, stages, model, forwards=self.forwards), rows)
         logps = _logps(stages, model, rows, _policy_parameters(stages, model, rows), forwards=self.forwards)
         targets = stages.supervision(rows, stages.predictors(rows))
@@ -336,11 +338,15 @@ def _objective(sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Objectiv
         weights = counts if objective.mean == "token" else torch.ones_like(counts)
         return Terms(-sums / counts.clamp(min=1), weights, sums.new_empty(0))
     sizes = [(len(group.positives), len(group.negatives)) for group in batch.groups]
-    by_group = [torch.split(of_all, [sum(size) for size in sizes]) for of_all in (sums, ref_sums)]
+    by_group = [torch.split(of_all, [sum(size) for size in sizes]) for of_all in (sums, ref_sums, batch.num_counted)]
     parts = [
-        group_sigmoid(policy, reference, [size], beta=objective.beta, label_smoothing=objective.label_smoothing)
-        for size, policy, reference in zip(sizes, *by_group, strict=True)
-    ]
+        preference_terms(
+            policy, reference, counts, [size],
+            objective=objective.name, beta=objective.beta,
+            label_smoothing=objective.label_smoothing, nll_weight=objective.nll_weight,
+        )
+        for size, policy, reference, counts in zip(sizes, *by_group, strict=True)
+    ]  # fmt: skip
     losses = torch.stack([part.loss for part in parts])
     return Terms(losses, torch.ones_like(losses), torch.cat([part.rewards for part in parts]))
 

@@ -13,7 +13,7 @@ from reference_impl.config import from_hf_config
 from reference_impl.lora import LoraFactors
 from reference_impl.step import oracle_step
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid, Objective
+from verify.objective import Objective, Preference
 from verify.observation import ObjectiveValues, Observation, supervised_logps, to_float64
 
 _PEFT_PREFIX = "base_model.model."
@@ -59,11 +59,16 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
 class _Parameters(TypedDict, total=False):
     beta: float
     label_smoothing: float
+    nll_weight: float
 
 
 def _parameters(objective: Objective) -> _Parameters:
-    if isinstance(objective, DpoSigmoid):
-        return {"beta": objective.beta, "label_smoothing": objective.label_smoothing}
+    if isinstance(objective, Preference):
+        return {
+            "beta": objective.beta,
+            "label_smoothing": objective.label_smoothing,
+            "nll_weight": objective.nll_weight,
+        }
     return {}
 
 

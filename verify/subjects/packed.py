@@ -18,7 +18,7 @@ from packed_impl.split import RowCalls
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.packed_rows import PackedRows
 from verify.groups import PreferenceGroup
-from verify.objective import Objective, Sft
+from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Sft
 from verify.subject import Support
 
 
@@ -33,6 +33,7 @@ class PackedSubject:
         rows: "one-row" (all groups of a case in one row), "row-per-group", or "bins" (whole groups by first-fit
             decreasing, in about half as many rows as groups).
         takes: Kinds of case.
+        objectives: What its loss computes.
     """
 
     backend: str
@@ -40,6 +41,7 @@ class PackedSubject:
     rows: str = "one-row"
     layout: str = "packed"
     takes: tuple[CaseKind, ...] = CASE_KINDS
+    objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
 
     @property
     def name(self) -> str:
@@ -108,6 +110,8 @@ class PackedSubject:
             rows=rows,
             beta=objective.beta,
             label_smoothing=objective.label_smoothing,
+            objective=objective.name,
+            nll_weight=objective.nll_weight,
         )
 
     def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:

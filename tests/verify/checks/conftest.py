@@ -21,7 +21,7 @@ from verify.groups import PreferenceGroup
 from verify.model_holder import ModelHolder
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import Subject
 from verify.subjects.packed import PackedSubject
 from verify.tolerance import load_policy
@@ -30,7 +30,7 @@ from verify.verdict import Verdict
 Groups = Sequence[PreferenceGroup]
 HONEST = PackedSubject(backend="dense-sdpa")
 _WORST_LAST = (Verdict.NOT_APPLICABLE, Verdict.PASS, Verdict.FAIL, Verdict.ERROR)
-OBJECTIVE = DpoSigmoid(beta=0.3, label_smoothing=0.1)
+OBJECTIVE = Preference(beta=0.3, label_smoothing=0.1)
 
 
 @dataclass(frozen=True)

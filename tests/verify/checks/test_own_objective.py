@@ -19,14 +19,14 @@ from verify.groups import PreferenceGroup
 from verify.model_holder import ModelHolder
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.selection import select_subject
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
-OBJECTIVE = DpoSigmoid(beta=0.1, label_smoothing=0.1)
+OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 ONE_LAYER = ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3))
 CAUGHT = (
     "end-token-not-counted",
@@ -56,7 +56,7 @@ class _Step:
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         return [torch.full((len(ids),), self.logp, dtype=self.dtype) for g in groups for ids in g.completions]
 
-    def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: DpoSigmoid) -> Any:
+    def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: Preference) -> Any:
         logps = self.per_token_logps(model, groups)
         refs = [torch.full_like(logp, -1.0) for logp in logps]
         rewards = torch.stack([objective.beta * (logp - ref).sum() for logp, ref in zip(logps, refs, strict=True)])
@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_that_of_the_log_probs_is_found(value: float, policy:
 def test_where_all_log_probs_are_zero_nothing_may_differ(policy: Policy) -> None:
     @dataclass(frozen=True)
     class Zero(_Step):
-        def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: DpoSigmoid) -> Any:
+        def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: Preference) -> Any:
             output = super().loss(model, groups, objective)
             output.ref_per_token_logps = output.per_token_logps
             output.rewards = torch.zeros_like(output.rewards)
@@ -152,4 +152,4 @@ def test_where_all_log_probs_are_zero_nothing_may_differ(policy: Policy) -> None
 def test_a_budget_by_hand() -> None:
     """beta (T + 4) eps sum(|logp| + |ref|): 0.5 * (2 + 4) * 0.25 * (1 + 2 + 3 + 4)."""
     logps, refs = [torch.tensor([-1.0, -2.0])], [torch.tensor([-3.0, -4.0])]
-    assert reward_budgets(logps, refs, DpoSigmoid(beta=0.5), 0.25) == [7.5]
+    assert reward_budgets(logps, refs, Preference(beta=0.5), 0.25) == [7.5]

@@ -15,7 +15,7 @@ from verify.checks.check import Finding
 from verify.checks.group_isolation import GROUP_ISOLATION
 from verify.groups import PreferenceGroup
 from verify.models.lora import adapters_off
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import Subject
 from verify.subjects.packed import PackedSubject
 from verify.verdict import Verdict
@@ -58,7 +58,7 @@ class KeptReferenceInLoss(KeptReference):
     returns_logps: bool = False
     reward_off_by: float = 0.0
 
-    def loss(self, model: Any, groups: Groups, objective: DpoSigmoid) -> Any:
+    def loss(self, model: Any, groups: Groups, objective: Preference) -> Any:
         with torch.no_grad(), adapters_off(model):
             refs = self.per_token_logps(model, groups)
         logps = self.per_token_logps(model, groups)

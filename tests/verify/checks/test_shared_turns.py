@@ -22,7 +22,7 @@ from verify.checks.reach import REACH
 from verify.checks.rewriting import rewrite
 from verify.checks.row_map import ROW_MAP
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subjects.packed import PackedSubject
 from verify.verdict import Verdict
 
@@ -51,7 +51,7 @@ class OnTrees:
     def per_token_logps(self, model: Any, groups: Groups) -> list[Tensor]:
         return self.alter(TREE.per_token_logps(model, groups), groups)
 
-    def loss(self, model: Any, groups: Groups, objective: DpoSigmoid) -> Any:
+    def loss(self, model: Any, groups: Groups, objective: Preference) -> Any:
         return self.alter_loss(TREE.loss(model, groups, objective))
 
     def packed_rows(self, groups: Groups) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from verify.checks.check import Finding
 from verify.faults.catalogue import mutation_named
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.packed import PackedSubject
@@ -131,7 +131,7 @@ class AlteredStep:
     def per_token_logps(self, model: Any, groups: Groups) -> list[Tensor]:
         return HONEST.per_token_logps(model, groups)
 
-    def loss(self, model: Any, groups: Groups, objective: DpoSigmoid) -> Any:
+    def loss(self, model: Any, groups: Groups, objective: Preference) -> Any:
         return self.alter_loss(HONEST.loss(model, groups, objective), groups)
 
     def packed_rows(self, groups: Groups) -> Any:

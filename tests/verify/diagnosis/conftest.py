@@ -16,7 +16,7 @@ from verify.faults.catalogue import FAULTS
 from verify.faults.fault import Fault
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import Subject
 from verify.tolerance import Policy
 
@@ -36,7 +36,7 @@ def bench(policy: Policy, few_faults: tuple[Fault, ...]) -> Workbench:
     return Workbench(
         request=ModelRequest(name="tiny", lora=LoraSpec(strength=0.3)),
         dtype="float32",
-        objective=DpoSigmoid(beta=0.1, label_smoothing=0.1),
+        objective=Preference(beta=0.1, label_smoothing=0.1),
         policy=policy,
         seed=0,
         variations=("eager", "padded-left"),

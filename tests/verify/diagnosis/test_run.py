@@ -17,7 +17,7 @@ from verify.faults.fault import Fault
 from verify.gate import GateRequest, Result, run_gate
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subject import Subject
 from verify.tolerance import Policy
 from verify.verdict import Verdict
@@ -34,7 +34,7 @@ def request_for(policy: Policy, two_pairs_case: Case) -> Callable[..., GateReque
             dtypes=dtypes,
             subjects=tuple(subjects),
             cases=(two_pairs_case,),
-            objective=DpoSigmoid(beta=0.1),
+            objective=Preference(beta=0.1),
             policy=policy,
             variations=("eager", "padded-left"),
         )

@@ -16,7 +16,7 @@ from verify.gate import GateOutcome
 from verify.groups import PreferenceGroup
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.observation import Observation, observe
 from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
@@ -68,7 +68,7 @@ def test_a_fault_is_caught_in_spite_of_jitter(
 
 def _observed(built: ModelUnderTest, subject: Subject, case: Case) -> Observation:
     return observe(
-        subject, built.model, case.groups, DpoSigmoid(beta=0.3), apply_objective=apply_objective, seed=0
+        subject, built.model, case.groups, Preference(beta=0.3), apply_objective=apply_objective, seed=0
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from verify.faults.catalogue import mutation_named
 from verify.faults.rows import Rows
 from verify.faults.stages import Batch, Stages, Terms
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid, Sft
+from verify.objective import Preference, Sft
 from verify.subjects.faulty import honest_stages
 
 TREE = (PreferenceGroup((1, 2), ((3, 4), (3,)), ((3, 5, 6), (7,))),)
@@ -146,7 +146,7 @@ def pair_loss(positive: int, negative: int) -> float:
     ],
 )
 def test_pairs_that_are_compared(name: str, pairs: list[list[tuple[int, int]]]) -> None:
-    terms = planted(name, GROUPS)[0].objective(SUMS, REFS, BATCH, DpoSigmoid(beta=0.5))
+    terms = planted(name, GROUPS)[0].objective(SUMS, REFS, BATCH, Preference(beta=0.5))
     expected = [sum(pair_loss(*pair) for pair in group) / len(group) for group in pairs]
     assert terms.losses.tolist() == pytest.approx(expected)
     assert terms.rewards.tolist() == pytest.approx((0.5 * (SUMS - REFS)).tolist())
@@ -154,7 +154,7 @@ def test_pairs_that_are_compared(name: str, pairs: list[list[tuple[int, int]]]) 
 
 def test_rewards_sorted_and_references_moved_within_a_group() -> None:
     rewards = {
-        name: planted(name, GROUPS)[0].objective(SUMS, REFS, BATCH, DpoSigmoid(beta=0.5)).rewards.tolist()
+        name: planted(name, GROUPS)[0].objective(SUMS, REFS, BATCH, Preference(beta=0.5)).rewards.tolist()
         for name in ("rewards-sorted", "reference-of-next-response")
     }
     assert rewards["rewards-sorted"] == pytest.approx([0.25, -0.5, 2.0, -0.25, -0.5, -0.5])

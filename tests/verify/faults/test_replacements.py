@@ -11,7 +11,7 @@ from verify.faults.catalogue import mutation_named
 from verify.faults.rows import Rows
 from verify.faults.stages import Batch, Stages, Terms
 from verify.groups import PreferenceGroup
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.subjects.faulty import honest_stages
 
 GROUPS = (PreferenceGroup((5, 6), ((7,),), ((8, 9),)), PreferenceGroup((1,), ((2,),), ((3,),)))
@@ -202,7 +202,7 @@ def objective(name: str, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     leaf = sums.clone().requires_grad_(True)
     ref_sums = torch.tensor([-3.0, -3.5, -2.0, -5.0], dtype=torch.float64)
     stages = planted(name)[0] if name else planted("nothing-replaced")[0]
-    terms = stages.objective(leaf, ref_sums, BATCH, DpoSigmoid(**settings))
+    terms = stages.objective(leaf, ref_sums, BATCH, Preference(**settings))
     (gradient,) = torch.autograd.grad(terms.losses.sum(), leaf)
     return terms.losses.detach(), terms.rewards.detach(), gradient
 

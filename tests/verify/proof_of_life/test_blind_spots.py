@@ -17,7 +17,7 @@ from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.proof_of_life.blind_spots import blind_spots
 from verify.subject import kinds_taken, support_for
 from verify.subjects.faulty import FaultySubject
@@ -41,7 +41,7 @@ def spots(policy: Policy) -> Callable[..., list[BlindSpotRecord]]:
             "model": ModelRequest(name="tiny"), "dtypes": ("float32",), "policy": policy,
             "subjects": tuple(select_subject(name) for name in subjects),
             "cases": tuple(case for case in CASES if case.name in cases),
-            "objective": DpoSigmoid(beta=0.1, label_smoothing=0.1),
+            "objective": Preference(beta=0.1, label_smoothing=0.1),
         }  # fmt: skip
         request = GateRequest(**(settings | changes))
         results = [
@@ -124,7 +124,7 @@ def test_a_kind_of_which_there_is_no_case_is_one_blind_spot(spots: Callable[...,
 def test_what_no_subject_was_judged_on_shows_nothing(policy: Policy) -> None:
     request = GateRequest(
         model=ModelRequest(name="tiny"), dtypes=("float64", "float32"), subjects=(select_subject("dense-sdpa"),),
-        cases=CASES[:1], objective=DpoSigmoid(), policy=policy,
+        cases=CASES[:1], objective=Preference(), policy=policy,
     )  # fmt: skip
     in_one_dtype = [passed("dense-sdpa", CASES[0], "float64")]
     (spot,) = blind_spots(request, in_one_dtype, CONFIG)
@@ -134,13 +134,13 @@ def test_what_no_subject_was_judged_on_shows_nothing(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("objective", "what"),
     [
-        (DpoSigmoid(beta=0.1, label_smoothing=0.0), {"faults of label smoothing"}),
-        (DpoSigmoid(beta=1.0, label_smoothing=0.1), {"faults of beta"}),
-        (DpoSigmoid(beta=0.1, label_smoothing=0.1), set()),
+        (Preference(beta=0.1, label_smoothing=0.0), {"faults of label smoothing"}),
+        (Preference(beta=1.0, label_smoothing=0.1), {"faults of beta"}),
+        (Preference(beta=0.1, label_smoothing=0.1), set()),
     ],
 )
 def test_options_that_the_run_does_not_use_are_blind_spots(
-    spots: Callable[..., list[BlindSpotRecord]], objective: DpoSigmoid, what: set[str]
+    spots: Callable[..., list[BlindSpotRecord]], objective: Preference, what: set[str]
 ) -> None:
     assert {spot.what for spot in spots([case.name for case in CASES], objective=objective)} == what
 
@@ -163,12 +163,12 @@ def fails(outcome: GateOutcome) -> set[str]:
 @pytest.mark.parametrize(
     ("objective", "names"),
     [
-        (DpoSigmoid(beta=0.3, label_smoothing=0.0), ["label-smoothing-ignored"]),
-        (DpoSigmoid(beta=1.0, label_smoothing=0.1), ["divided-by-beta", "beta-missing", "rewards-scaled-twice"]),
+        (Preference(beta=0.3, label_smoothing=0.0), ["label-smoothing-ignored"]),
+        (Preference(beta=1.0, label_smoothing=0.1), ["divided-by-beta", "beta-missing", "rewards-scaled-twice"]),
     ],
 )
 def test_what_an_option_hides_passes_with_it_and_fails_without(
-    gate: Callable[..., GateOutcome], short_case: Case, objective: DpoSigmoid, names: list[str]
+    gate: Callable[..., GateOutcome], short_case: Case, objective: Preference, names: list[str]
 ) -> None:
     subjects = [FaultySubject(mutation=mutation_named(name)) for name in names]
     assert not fails(gate(subjects, [short_case], objective=objective, variations=("eager",)))

@@ -16,7 +16,7 @@ from verify.environment import read_environment
 from verify.gate import GateOutcome, GateRequest, run_gate
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
@@ -51,7 +51,7 @@ def run_with_faults(policy: Policy) -> Callable[..., tuple[GateRequest, GateOutc
             "dtypes": ("float32",),
             "subjects": (select_subject("dense-sdpa"),),
             "cases": tuple(case for case in tiny_cases(257, 0) if case.name in names),
-            "objective": DpoSigmoid(beta=0.1),
+            "objective": Preference(beta=0.1),
             "policy": policy,
             "variations": ("eager", "padded-left"),
             **changes,

@@ -13,7 +13,7 @@ from verify.faults.fault import BINS, BLOCK_DIAGONAL, PREFIX_TREE
 from verify.faults.stages import STAGES
 from verify.gate import GateRequest
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.proof_of_life.findings import notes_of
 from verify.proof_of_life.planting import choose_plantings, slots_in_passes
 from verify.proof_of_life.probes import PROBES
@@ -41,7 +41,7 @@ class Takes:
 def request_(policy: Policy) -> GateRequest:
     return GateRequest(
         model=ModelRequest(name="tiny"), dtypes=("float32",), subjects=PACKED_SUBJECTS, cases=CASES,
-        objective=DpoSigmoid(), policy=policy,
+        objective=Preference(), policy=policy,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from verify.gate import GateRequest, run_gate
 from verify.models.configs import named_config
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.shrink.reproduction import Setting
 from verify.shrink.run import Effort, Reproduction, shrink_failures
 from verify.subjects.selection import select_subject
@@ -40,7 +40,7 @@ def shrink(tmp_path: Path) -> Shrink:
             dtypes=("float32",),
             subjects=tuple(subjects),
             cases=tuple(cases),
-            objective=DpoSigmoid(beta=0.3),
+            objective=Preference(beta=0.3),
             policy=load_policy(None),
             variations=("eager",),
         )

@@ -11,7 +11,7 @@ import torch
 from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelUnderTest
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 from verify.observation import lora_tensor_name
 from verify.subject import support_for
 from verify.subjects.oracle import apply_objective, observe_oracle, read_tensors
@@ -39,7 +39,7 @@ def test_the_oracle_reads_every_tensor_under_its_name_before_wrapping(tiny: Tiny
 def test_oracle_and_runner_name_the_lora_tensors_alike(tiny: Tiny, short_case: Case) -> None:
     """A gradient is paired by name: two spellings would leave nothing to compare, and that is an error."""
     model = tiny("float32").model
-    expected = observe_oracle(model, short_case.groups, DpoSigmoid()).gradients
+    expected = observe_oracle(model, short_case.groups, Preference()).gradients
     assert expected is not None
     assert set(expected) == {lora_tensor_name(name) for name, p in model.named_parameters() if p.requires_grad}
 
@@ -52,11 +52,11 @@ def test_the_oracle_runs_none_of_the_models_code(tiny: Tiny, short_case: Case, m
 
     for module in model.modules():
         monkeypatch.setattr(module, "forward", refuse)
-    assert observe_oracle(model, short_case.groups, DpoSigmoid()).loss.isfinite()
+    assert observe_oracle(model, short_case.groups, Preference()).loss.isfinite()
 
 
 def test_the_oracle_is_the_same_for_every_dtype_of_the_same_values(tiny: Tiny, short_case: Case) -> None:
-    wide, narrow = (observe_oracle(tiny(d).model, short_case.groups, DpoSigmoid()) for d in ("float64", "bfloat16"))
+    wide, narrow = (observe_oracle(tiny(d).model, short_case.groups, Preference()) for d in ("float64", "bfloat16"))
     assert torch.equal(torch.cat(wide.per_token_logps), torch.cat(narrow.per_token_logps))
     assert torch.equal(wide.loss, narrow.loss)
 
@@ -66,7 +66,7 @@ def test_the_objective_of_the_runner_by_hand() -> None:
     groups = [PreferenceGroup((1,), ((2, 3),), ((4,),))]
     logps = [torch.tensor([-1.0, -2.0], requires_grad=True), torch.tensor([-3.0], requires_grad=True)]
     refs = [torch.tensor([-1.5, -2.0]), torch.tensor([-2.0])]
-    values = apply_objective(logps, refs, groups, DpoSigmoid(beta=0.5, label_smoothing=0.2))
+    values = apply_objective(logps, refs, groups, Preference(beta=0.5, label_smoothing=0.2))
     assert values.rewards.detach().tolist() == [0.25, -0.5]
     up, down = 1 / (1 + torch.tensor(-0.75).double().exp()), 1 / (1 + torch.tensor(0.75).double().exp())
     assert float(values.loss.detach()) == pytest.approx(float(-0.8 * up.log() - 0.2 * down.log()))

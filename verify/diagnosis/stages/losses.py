@@ -12,7 +12,9 @@ from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
 from verify.diagnosis.stages.token_weights import describe_ratios
 from verify.faults.stages import StageName
-from verify.objective import DpoSigmoid
+from verify.objective import PREFERENCE_NAMES, SMOOTHED, Preference
+from verify.observation import all_supervised
+from verify.subjects.oracle import apply_objective
 
 _TOLERANCE = 0.01
 _SAME = 1e-4
@@ -46,7 +48,7 @@ def loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
         weigh = describe_ratios("groups", ratios.tolist())
         yield Suspect("accumulation", MEASURED, f"{weigh}, in loss and gradient alike")
         return
-    known = _known_pairing(evidence)
+    known = _other_objective(evidence) or _known_pairing(evidence)
     if known:
         yield Suspect("objective", MEASURED, f"rewards are exact, the loss is another one: {known}")
         return
@@ -54,9 +56,27 @@ def loss_suspects(evidence: Evidence) -> Iterator[Suspect]:
     yield Suspect("accumulation", POSSIBLE, "rewards are exact, the loss is not")
 
 
+def _other_objective(evidence: Evidence) -> str:
+    """The objective whose loss came out of the same log-probs instead of the one that was asked for; "" for none."""
+    asked, loss = evidence.objective, float(evidence.actual.loss)
+    assert isinstance(asked, Preference)
+    logps, refs = evidence.expected.per_token_logps, evidence.expected.ref_per_token_logps
+    groups, found = all_supervised(evidence.groups), []
+    for name in PREFERENCE_NAMES:
+        for smoothing in sorted({0.0, asked.label_smoothing} if name in SMOOTHED else {0.0}):
+            for nll_weight in sorted({0.0, 1.0, asked.nll_weight}):
+                other = Preference(name=name, beta=asked.beta, label_smoothing=smoothing, nll_weight=nll_weight)
+                value = float(apply_objective(logps, refs, groups, other).loss)
+                if other != asked and abs(value - loss) <= _SAME_NUMBER * abs(loss):
+                    with_nll = f" with {nll_weight:g} times the NLL" if nll_weight else ""
+                    found.append(f"{name}{with_nll}" + (f", label_smoothing {smoothing:g}" if smoothing else ""))
+    return f"that of {found[0]}" if found else ""
+
+
 def _known_pairing(evidence: Evidence) -> str:
     """The wrong way of pairing responses whose loss came out, in words; "" where none did, or all groups are pairs."""
-    if all(group.is_pair for group in evidence.groups):
+    assert isinstance(evidence.objective, Preference)
+    if evidence.objective.name != "sigmoid" or all(group.is_pair for group in evidence.groups):
         return ""
     loss = float(evidence.actual.loss)
     near = [(abs(value - loss), what) for what, value in _pairings(evidence) if abs(value - loss) <= _SAME * abs(loss)]
@@ -66,7 +86,7 @@ def _known_pairing(evidence: Evidence) -> str:
 
 def _pairings(evidence: Evidence) -> Iterator[tuple[str, float]]:
     """Losses of responses paired otherwise than all with all."""
-    assert isinstance(evidence.objective, DpoSigmoid)
+    assert isinstance(evidence.objective, Preference)
     smoothing = evidence.objective.label_smoothing
 
     def loss(margins: Tensor) -> Tensor:

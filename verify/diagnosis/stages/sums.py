@@ -10,7 +10,7 @@ from torch import Tensor
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
 from verify.diagnosis.stages.token_weights import out_of_place
-from verify.objective import DpoSigmoid
+from verify.objective import Preference
 
 _TOLERANCE = 2e-3
 _LOW_PRECISION = 0.02
@@ -53,7 +53,7 @@ def reward_suspects(evidence: Evidence) -> Iterator[Suspect]:
 
 def _rewards_by_value(evidence: Evidence) -> Iterator[Suspect]:
     """Rewards that equal a known wrong formula of the right sums."""
-    assert isinstance(evidence.objective, DpoSigmoid)
+    assert isinstance(evidence.objective, Preference)
     actual, beta = evidence.actual.rewards, evidence.objective.beta
     sums = torch.stack([logps.sum() for logps in evidence.expected.per_token_logps])
     refs = torch.stack([logps.sum() for logps in evidence.expected.ref_per_token_logps])
@@ -62,7 +62,14 @@ def _rewards_by_value(evidence: Evidence) -> Iterator[Suspect]:
         [float(len(ids)) for group in evidence.groups for ids in group.completions], dtype=torch.float64
     )
     right = beta * (sums - refs)
-    if _same(actual, right / lengths):
+    if not evidence.objective.sums_tokens:
+        right = right / lengths
+        if _same(actual, right * lengths):
+            yield Suspect(
+                "reduction", MEASURED, "each reward is the right one times its number of tokens: a sum, not a mean"
+            )
+            return
+    if evidence.objective.sums_tokens and _same(actual, right / lengths):
         yield Suspect(
             "reduction", MEASURED, "each reward is the right one over its number of tokens: a mean, not a sum"
         )
