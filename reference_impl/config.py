@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-HfConfig = Mapping[str, Any]
+from reference_impl.experts import Experts
+from reference_impl.hf_fields import (
+    HfConfig,
+    read_experts,
+    read_rope,
+    read_window,
+    refuse_other_mathematics,
+    refuse_sliding_window,
+    required,
+)
+from reference_impl.rope import Llama3Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,9 @@ class DecoderConfig:
         attention_output_bias: ``o_proj`` has a bias.
         mlp_bias: ``gate_proj``, ``up_proj`` and ``down_proj`` have biases.
         tied: The output head is the embedding matrix, and there is no ``lm_head.weight``.
+        rope_scaling: How rotary frequencies are slowed for a longer context (Llama 3); None for not at all.
+        sliding_window: How many tokens a query sees in every layer, itself included (Mistral); None for all so far.
+        experts: The layers whose MLP is made of experts, and these (Qwen3-MoE); None for dense MLPs only.
 
     Raises:
         ValueError: A size that is not positive, query heads that are no multiple of the key heads, or an odd
@@ -48,6 +61,9 @@ class DecoderConfig:
     attention_output_bias: bool
     mlp_bias: bool
     tied: bool
+    rope_scaling: Llama3Scaling | None = None
+    sliding_window: int | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         sizes = (
@@ -62,6 +78,8 @@ class DecoderConfig:
         for name in (*sizes, "rms_norm_eps", "rope_theta"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be positive")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window is {self.sliding_window!r}: it must be positive")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} query heads over {self.num_kv_heads} key heads: expected a multiple of the latter"
@@ -70,29 +88,33 @@ class DecoderConfig:
             raise ValueError(f"head_dim is {self.head_dim}: rotary embedding turns pairs, so it must be even")
 
 
-def _llama_switches(config: HfConfig) -> dict[str, bool]:
-    bias = bool(config.get("attention_bias", False))
-    return {
-        "qk_norm": False,
-        "attention_bias": bias,
-        "attention_output_bias": bias,
-        "mlp_bias": bool(config.get("mlp_bias", False)),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """What a model type fixes, and what it leaves to the config.
+
+    Args:
+        qk_norm: Queries and keys are normalised per head.
+        attention_bias: On no projection, on those of queries, keys and values, or on all four if the config says so.
+        mlp_bias: The MLP has biases if the config says so; else never.
+        head_dim_follows: A missing head_dim is the hidden size over the number of heads.
+        windowed: ``sliding_window`` is that of every layer; else there is none in any layer.
+        has_experts: MLPs are made of experts, but for those of layers that the config names.
+    """
+
+    qk_norm: bool = False
+    attention_bias: Literal["none", "query, key and value", "as configured"] = "as configured"
+    mlp_bias: bool = False
+    head_dim_follows: bool = True
+    windowed: bool = False
+    has_experts: bool = False
 
 
-def _qwen2_switches(config: HfConfig) -> dict[str, bool]:
-    return {"qk_norm": False, "attention_bias": True, "attention_output_bias": False, "mlp_bias": False}
-
-
-def _qwen3_switches(config: HfConfig) -> dict[str, bool]:
-    bias = bool(config.get("attention_bias", False))
-    return {"qk_norm": True, "attention_bias": bias, "attention_output_bias": bias, "mlp_bias": False}
-
-
-_SWITCHES: Mapping[str, Callable[[HfConfig], dict[str, bool]]] = {
-    "llama": _llama_switches,
-    "qwen2": _qwen2_switches,
-    "qwen3": _qwen3_switches,
+_FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family(mlp_bias=True),
+    "mistral": _Family(attention_bias="none", windowed=True),
+    "qwen2": _Family(attention_bias="query, key and value"),
+    "qwen3": _Family(qk_norm=True, head_dim_follows=False),
+    "qwen3_moe": _Family(qk_norm=True, head_dim_follows=False, has_experts=True),
 }
 
 
@@ -100,53 +122,56 @@ def from_hf_config(config: HfConfig) -> DecoderConfig:
     """Read a transformers config (``config.to_dict()`` or a ``config.json``).
 
     Args:
-        config: The config of a llama, qwen2 or qwen3 causal language model.
+        config: The config of a llama, mistral, qwen2, qwen3 or qwen3_moe causal language model.
 
     Returns:
         The decoder it describes.
 
     Raises:
-        ValueError: An architecture, activation, rotary scaling or sliding window that the oracle does not
-            compute, or a value that is missing.
+        ValueError: An architecture, activation, rotary scaling, sliding window or other option that the oracle does
+            not compute, or a value that is missing.
     """
     model_type = str(config.get("model_type"))
-    if model_type not in _SWITCHES:
-        raise ValueError(f"model_type {model_type!r} is not known to the oracle: it computes {', '.join(_SWITCHES)}")
-    if config.get("hidden_act") != "silu":
-        raise ValueError(f"hidden_act is {config.get('hidden_act')!r}: the oracle computes only 'silu'")
-    _refuse_sliding_window(config)
-    num_heads = _required(config, "num_attention_heads")
+    if model_type not in _FAMILIES:
+        raise ValueError(f"model_type {model_type!r} is not known to the oracle: it computes {', '.join(_FAMILIES)}")
+    family = _FAMILIES[model_type]
+    refuse_other_mathematics(config)
+    _refuse_other_biases(config, family)
+    if not family.windowed:
+        refuse_sliding_window(config)
+    num_heads = required(config, "num_attention_heads")
     # A transformers config without key heads means one per query head: plain multi-head attention.
     num_kv_heads = config.get("num_key_value_heads")
+    rope_theta, rope_scaling = read_rope(config)
+    configured_bias = family.attention_bias == "as configured" and bool(config.get("attention_bias"))
     return DecoderConfig(
-        vocab_size=_required(config, "vocab_size"),
-        hidden_size=_required(config, "hidden_size"),
-        num_layers=_required(config, "num_hidden_layers"),
+        vocab_size=required(config, "vocab_size"),
+        hidden_size=required(config, "hidden_size"),
+        num_layers=required(config, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-        head_dim=_head_dim(config),
-        intermediate_size=_required(config, "intermediate_size"),
-        rms_norm_eps=_required(config, "rms_norm_eps"),
-        rope_theta=_rope_theta(config),
+        head_dim=_head_dim(config, family),
+        intermediate_size=required(config, "intermediate_size"),
+        rms_norm_eps=required(config, "rms_norm_eps"),
+        rope_theta=rope_theta,
+        qk_norm=family.qk_norm,
+        attention_bias=configured_bias or family.attention_bias == "query, key and value",
+        attention_output_bias=configured_bias,
+        mlp_bias=bool(config.get("mlp_bias")),
         tied=bool(config.get("tie_word_embeddings", False)),
-        **_SWITCHES[model_type](config),
+        rope_scaling=rope_scaling,
+        sliding_window=read_window(config) if family.windowed else None,
+        experts=read_experts(config) if family.has_experts else None,
     )
 
 
-def _required(config: HfConfig, name: str) -> Any:
-    value = config.get(name)
-    if value is None:
-        raise ValueError(f"the config has no {name}: the oracle does not guess it")
-    return value
-
-
-def _head_dim(config: HfConfig) -> int:
+def _head_dim(config: HfConfig, family: _Family) -> int:
     head_dim = config.get("head_dim")
     if head_dim is not None:
         return int(head_dim)
-    if config["model_type"] == "qwen3":
+    if not family.head_dim_follows:
         raise ValueError("the config has no head_dim: in Qwen3 it does not follow from the other sizes")
-    hidden_size, num_heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+    hidden_size, num_heads = required(config, "hidden_size"), required(config, "num_attention_heads")
     if hidden_size % num_heads:
         raise ValueError(
             f"the config has no head_dim, and hidden_size {hidden_size} is no multiple of {num_heads} heads"
@@ -154,31 +179,10 @@ def _head_dim(config: HfConfig) -> int:
     return int(hidden_size // num_heads)
 
 
-def _rope_theta(config: HfConfig) -> float:
-    """Rotary base, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        raise ValueError(f"rope type {rope_type!r}: the oracle computes only the default, unscaled rotary embedding")
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1.0):
-        raise ValueError("partial_rotary_factor is not 1: the oracle rotates whole heads only")
-    theta = rope.get("rope_theta", config.get("rope_theta"))
-    if theta is None:
-        raise ValueError("the config has no rope_theta, neither at the top nor under rope_parameters")
-    return float(theta)
-
-
-def _refuse_sliding_window(config: HfConfig) -> None:
-    layer_types = config.get("layer_types")
-    if layer_types is not None:
-        others = sorted(set(layer_types) - {"full_attention"})
-        if others:
-            raise ValueError(f"layer_types has {', '.join(others)}: the oracle computes only full_attention")
-        return
-    if config.get("use_sliding_window") and config.get("sliding_window") is not None:
-        first, num_layers = config.get("max_window_layers", 0), _required(config, "num_hidden_layers")
-        if first < num_layers:
-            raise ValueError(
-                f"sliding window of {config['sliding_window']} tokens from layer {first} of {num_layers}: "
-                "the oracle computes only full attention"
-            )
+def _refuse_other_biases(config: HfConfig, family: _Family) -> None:
+    """Refuse a switch that transformers would not heed: whoever set it expects another model."""
+    fixed = {} if family.attention_bias == "as configured" else {"attention_bias": family.attention_bias != "none"}
+    fixed |= {} if family.mlp_bias else {"mlp_bias": False}
+    for name, value in fixed.items():
+        if config.get(name) not in (None, value):
+            raise ValueError(f"{name} is {config[name]!r}: in {config['model_type']} it is always {value}")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference_impl.config import DecoderConfig
+from reference_impl.frozen import frozen_product
 from reference_impl.parameters import EMBEDDING, HEAD, Weights, linear_shapes
 
 
@@ -52,9 +52,14 @@ def check_lora(lora: Lora, config: DecoderConfig) -> None:
         config: The decoder that they should belong to.
 
     Raises:
-        ValueError: An unknown module name, or factors that do not fit the module.
+        ValueError: An unknown module name, the weights of experts, or factors that do not fit the module.
     """
     shapes = linear_shapes(config)
+    if of_experts := sorted(name for name in lora.keys() - shapes.keys() if ".mlp.experts" in name):
+        raise ValueError(
+            f"LoRA on {', '.join(of_experts)}: the oracle computes no adapters on the weights of experts; adapt the "
+            "attention projections"
+        )
     if unknown := sorted(lora.keys() - shapes.keys()):
         raise ValueError(
             f"LoRA on {', '.join(unknown)}: no linear module of this decoder; names look like {next(iter(shapes))}"
@@ -63,25 +68,6 @@ def check_lora(lora: Lora, config: DecoderConfig) -> None:
         adapted = (factors.B.shape[0], factors.A.shape[1])
         if adapted != shapes[module]:
             raise ValueError(f"LoRA on {module} maps [out, in] = {adapted}: the module has {shapes[module]}")
-
-
-class _FrozenProduct(torch.autograd.Function):
-    """``x W^T`` in float64 for a weight that gets no gradient.
-
-    Plain autograd would keep the float64 copy of every weight until the backward pass, for each sequence again,
-    4.4 GiB for a 0.6B model. This keeps the weight as it came and casts it twice.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor) -> Tensor:
-        ctx.save_for_backward(weight_OI)
-        return x_TI @ weight_OI.to(torch.float64).T
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad_TO,) = grads
-        (weight_OI,) = ctx.saved_tensors
-        return grad_TO @ weight_OI.to(torch.float64), None
 
 
 def linear(x_TI: Tensor, module: str, weights: Weights, lora: Lora) -> Tensor:
@@ -101,7 +87,7 @@ def linear(x_TI: Tensor, module: str, weights: Weights, lora: Lora) -> Tensor:
         weight = weights[f"{EMBEDDING}.weight"]
     if weight is None:
         raise ValueError(f"no weight called {module}.weight")
-    y_TO: Tensor = _FrozenProduct.apply(x_TI, weight.detach())  # type: ignore[no-untyped-call]
+    y_TO = frozen_product(x_TI, weight)
     bias = weights.get(f"{module}.bias")
     if bias is not None:
         y_TO = y_TO + bias.detach().to(torch.float64)

@@ -21,7 +21,7 @@ def layer_name(index: int) -> str:
 
 
 def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Name every linear module, the head included.
+    """Name every linear module that may have an adapter, the head included.
 
     Args:
         config: The decoder.
@@ -38,6 +38,8 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
         shapes[f"{layer}.self_attn.k_proj"] = (key_width, hidden)
         shapes[f"{layer}.self_attn.v_proj"] = (key_width, hidden)
         shapes[f"{layer}.self_attn.o_proj"] = (hidden, query_width)
+        if config.experts is not None and index in config.experts.layers:
+            continue
         shapes[f"{layer}.mlp.gate_proj"] = (inner, hidden)
         shapes[f"{layer}.mlp.up_proj"] = (inner, hidden)
         shapes[f"{layer}.mlp.down_proj"] = (hidden, inner)
@@ -63,13 +65,27 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{module}.weight"] = shape
         if _has_bias(module, config):
             shapes[f"{module}.bias"] = shape[:1]
-    for layer in map(layer_name, range(config.num_layers)):
+    for index in range(config.num_layers):
+        layer = layer_name(index)
         shapes[f"{layer}.input_layernorm.weight"] = (config.hidden_size,)
         shapes[f"{layer}.post_attention_layernorm.weight"] = (config.hidden_size,)
         if config.qk_norm:
             shapes[f"{layer}.self_attn.q_norm.weight"] = (config.head_dim,)
             shapes[f"{layer}.self_attn.k_norm.weight"] = (config.head_dim,)
+        shapes |= _expert_shapes(f"{layer}.mlp", index, config)
     return shapes
+
+
+def _expert_shapes(name: str, index: int, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The router, and the experts' matrices as one tensor each; empty for a layer with a dense MLP."""
+    experts = config.experts
+    if experts is None or index not in experts.layers:
+        return {}
+    return {
+        f"{name}.gate.weight": (experts.count, config.hidden_size),
+        f"{name}.experts.gate_up_proj": (experts.count, 2 * experts.intermediate_size, config.hidden_size),
+        f"{name}.experts.down_proj": (experts.count, config.hidden_size, experts.intermediate_size),
+    }
 
 
 def _has_bias(module: str, config: DecoderConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,18 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from reference_impl.config import DecoderConfig, from_hf_config
 from reference_impl.lora import LoraFactors
@@ -34,8 +46,33 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "llama3": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+# Of six planes the first turns ten times over the original length, the next two in between, the others less than once.
+LLAMA3_SCALING: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "llama3": {"rope_parameters": LLAMA3_SCALING},
+    "mistral": {"sliding_window": 3},
+    "qwen3_moe": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
+ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -58,7 +95,8 @@ class Tiny:
 
 def build_model(family: str, std: float, seed: int, overrides: Mapping[str, Any]) -> Any:
     config_class, model_class = FAMILIES[family]
-    config = config_class(**{**SIZES, **overrides}, attn_implementation="sdpa")
+    fields = {**SIZES, **OF_FAMILY.get(family, {}), **overrides}
+    config = config_class(**fields, attn_implementation="sdpa", experts_implementation="eager")
     model = model_class(config).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -78,9 +116,11 @@ def oracle_weights(model: Any) -> dict[str, Tensor]:
 
 def add_adapters(model: Any, seed: int, std: float = 0.2) -> tuple[Any, dict[str, LoraFactors]]:
     """Wrap with peft, draw both factors (peft starts with B = 0), and read them as the oracle's."""
-    # peft warns about an adapter on a tied head; the tied models do without one.
-    targets = [name for name in LORA_TARGETS if name != "lm_head" or not model.config.tie_word_embeddings]
-    adapter = LoraConfig(r=3, lora_alpha=6, target_modules=targets, lora_dropout=0.0)
+    # peft warns about an adapter on a tied head; the tied models do without one. Under experts it would make adapters
+    # on the weights of experts of the names of an MLP's projections.
+    mlp = () if model.config.model_type == "qwen3_moe" else MLP_TARGETS
+    head = () if model.config.tie_word_embeddings else ("lm_head",)
+    adapter = LoraConfig(r=3, lora_alpha=6, target_modules=[*ATTENTION_TARGETS, *mlp, *head], lora_dropout=0.0)
     with warnings.catch_warnings():
         # peft asks transformers for an attribute by its deprecated name.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -169,18 +209,42 @@ def _norm64(module: Any, x: Tensor) -> Tensor:
 
 
 def _rotary64(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    half, theta = module.inv_freq.numel(), module.config.rope_parameters["rope_theta"]
-    frequencies = torch.tensor([theta ** (-i / half) for i in range(half)], dtype=torch.float64)
+    half, rope = module.inv_freq.numel(), module.config.rope_parameters
+    frequencies = torch.tensor(
+        [_slowed(rope["rope_theta"] ** (-i / half), rope) for i in range(half)], dtype=torch.float64
+    )
     angles = torch.einsum("bt,h->bth", position_ids.double(), frequencies).repeat(1, 1, 2)
     return angles.cos(), angles.sin()
+
+
+def _slowed(frequency: float, rope: Mapping[str, Any]) -> float:
+    """Llama 3's scaling case by case, by wavelengths."""
+    if rope["rope_type"] == "default":
+        return frequency
+    length, wavelength = rope["original_max_position_embeddings"], 2 * math.pi / frequency
+    if wavelength < length / rope["high_freq_factor"]:
+        return frequency
+    if wavelength > length / rope["low_freq_factor"]:
+        return frequency / rope["factor"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = (length / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / rope["factor"] + smooth * frequency
+
+
+def _router64(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a router returns: scores of all experts, shares of the chosen ones, and which these are."""
+    scores = hidden.reshape(-1, hidden.shape[-1]) @ module.weight.T
+    shares, chosen = torch.softmax(scores, -1).sort(descending=True, dim=-1)
+    shares, chosen = shares[:, : module.top_k], chosen[:, : module.top_k]
+    return scores, shares / shares.sum(-1, keepdim=True) if module.norm_topk_prob else shares, chosen
 
 
 @pytest.fixture
 def float64_throughout() -> Callable[..., Any]:
     """Replace what transformers computes in float32 even after ``.double()``; its SDPA path has no float32 softmax."""
 
-    def replace(model: Any, parts: tuple[str, ...] = ("RMSNorm", "RotaryEmbedding")) -> Any:
-        forwards = {"RMSNorm": _norm64, "RotaryEmbedding": _rotary64}
+    def replace(model: Any, parts: tuple[str, ...] = ("RMSNorm", "RotaryEmbedding", "TopKRouter")) -> Any:
+        forwards = {"RMSNorm": _norm64, "RotaryEmbedding": _rotary64, "TopKRouter": _router64}
         for module in model.modules():
             for part in parts:
                 if type(module).__name__.endswith(part):

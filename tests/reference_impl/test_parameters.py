@@ -20,6 +20,9 @@ QWEN3 = {
 }
 
 
+HEADS_32_OVER_8 = {"num_attention_heads": 32, "num_key_value_heads": 8}
+
+
 @pytest.mark.parametrize(
     ("hidden", "layers", "heads", "inner", "tied", "published"),
     [
@@ -41,11 +44,54 @@ def test_the_named_weights_add_up_to_the_published_size(
     assert sum(math.prod(shape) for shape in shapes.values()) == published
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def published(model_type: str, hidden: int, layers: int, inner: int, vocab: int, **others: object) -> dict[str, object]:
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": inner, "vocab_size": vocab}
+    return {"model_type": model_type, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e4, **sizes, **others}
+
+
+@pytest.mark.parametrize(
+    ("hf_config", "published"),
+    [
+        # Llama-3.2-1B, Qwen2-0.5B, Mistral-7B-v0.1, Qwen3-30B-A3B
+        (
+            published("llama", 2048, 16, 8192, 128256, **HEADS_32_OVER_8, tie_word_embeddings=True),
+            1_235_814_400,
+        ),
+        (
+            published(
+                "qwen2", 896, 24, 4864, 151936, num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True
+            ),
+            494_032_768,
+        ),
+        (published("mistral", 4096, 32, 14336, 32000, **HEADS_32_OVER_8, sliding_window=4096), 7_241_732_096),
+        (
+            published(
+                "qwen3_moe", 2048, 48, 6144, 151936, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
+                num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True,
+                decoder_sparse_step=1, mlp_only_layers=[],
+            ),
+            30_532_122_624,
+        ),
+    ],
+    ids=["llama", "qwen2", "mistral", "qwen3_moe"],
+)  # fmt: skip
+def test_the_named_weights_of_other_families_add_up_too(hf_config: dict[str, object], published: int) -> None:
+    shapes = weight_shapes(from_hf_config(hf_config))
+    assert sum(math.prod(shape) for shape in shapes.values()) == published
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "qwen3_moe"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_names_and_shapes_are_those_of_the_checkpoint(family, tied, tiny) -> None:
     made = tiny(family, adapters=False, tie_word_embeddings=tied)
     assert weight_shapes(made.config) == {name: tuple(weight.shape) for name, weight in made.weights.items()}
+
+
+def test_layers_without_experts_keep_their_mlp(tiny) -> None:
+    made = tiny("qwen3_moe", adapters=False, mlp_only_layers=[0])
+    assert weight_shapes(made.config) == {name: tuple(weight.shape) for name, weight in made.weights.items()}
+    assert made.weights["model.layers.0.mlp.up_proj.weight"].shape == (40, 32)
+    assert made.weights["model.layers.1.mlp.experts.gate_up_proj"].shape == (5, 48, 32)
 
 
 def test_a_missing_weight_is_named(tiny) -> None:

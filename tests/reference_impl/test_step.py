@@ -12,18 +12,29 @@ from reference_impl.batch_objective import batch_token_coefficients
 from reference_impl.groups import unpack
 from reference_impl.logps import completion_logps
 from reference_impl.lora import LoraFactors
+from reference_impl.preference import PREFERENCE_NAMES
 from reference_impl.step import oracle_step
 
 BETA, SMOOTHING = 0.4, 0.1
 every_objective = pytest.mark.parametrize(
     ("objective", "data"),
-    [("sigmoid", "pairs"), ("sigmoid", "many"), ("sft-token-mean", "examples"), ("sft-example-mean", "examples")],
+    [
+        ("sigmoid", "pairs"),
+        *((name, "many") for name in PREFERENCE_NAMES),
+        ("sft-token-mean", "examples"),
+        ("sft-example-mean", "examples"),
+    ],
 )
 
 
 def step_of(made, pairs, **changes):
-    arguments = {"beta": BETA, "label_smoothing": SMOOTHING, **changes}
+    arguments = {**parameters_of(changes.get("objective", "sigmoid")), **changes}
     return oracle_step(pairs, made.weights, made.config, made.lora, **arguments)
+
+
+def parameters_of(objective: str) -> dict[str, float]:
+    has_none = objective in ("hinge", "ipo") or objective.startswith("groupdpo-")
+    return {"beta": BETA, "label_smoothing": 0.0 if has_none else SMOOTHING}
 
 
 def relative(actual: Tensor, expected: Tensor) -> float:
@@ -55,7 +66,7 @@ def model_gradients(model, loss: Tensor) -> dict[str, Tensor]:
     return dict(zip(short, gradients, strict=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "llama3", "mistral", "qwen3_moe"])
 def test_the_step_is_that_of_transformers_and_peft_in_float64(family, tiny, pairs, float64_throughout) -> None:
     made = tiny(family)
     model = float64_throughout(made.model)
@@ -93,13 +104,13 @@ def test_freeing_each_pair_changes_nothing_against_one_joint_graph(tiny, pairs) 
 @every_objective
 def test_the_closed_form_of_the_coefficients_gives_the_same_gradients(objective, data, tiny, request) -> None:
     made, groups = tiny(), request.getfixturevalue(data)
-    arguments = {"objective": objective, "beta": BETA, "label_smoothing": SMOOTHING}
+    arguments = {"objective": objective, **parameters_of(objective)}
     step = step_of(made, groups, objective=objective)
     leaves = {
         module: replace(factors, A=factors.A.clone().requires_grad_(), B=factors.B.clone().requires_grad_())
         for module, factors in made.lora.items()
     }
-    coefficients = batch_token_coefficients(step.margins, groups, **arguments)
+    coefficients = batch_token_coefficients(step.rewards, groups, **arguments)
     for of_tokens, sequence in zip(coefficients, unpack(groups), strict=True):
         (of_tokens * completion_logps(sequence, made.weights, made.config, leaves)).sum().backward()
     for module, factors in leaves.items():
@@ -173,6 +184,30 @@ def test_the_step_of_groups_is_that_of_transformers_and_peft_in_float64(tiny, ma
     torch.testing.assert_close(list(step.ref_per_token_logps), ref_logps, rtol=0, atol=1e-12)
     torch.testing.assert_close(step.margins, z.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(step.rewards, BETA * torch.stack(gains).detach(), rtol=0, atol=1e-12)
+    assert float(step.loss) == pytest.approx(float(loss.detach()), abs=1e-13)
+    assert all(relative(step.gradients[name], expected_gradients[name]) < 1e-11 for name in expected_gradients)
+
+
+def test_the_step_of_groupdpo_is_that_of_transformers_and_peft_in_float64(tiny, many, float64_throughout) -> None:
+    """MPO with half its likelihood term: means over supervised tokens, one softmax over a group's rewards."""
+    made = tiny()
+    model = float64_throughout(made.model)
+    logps = model_logps(model, many)
+    with torch.no_grad(), model.disable_adapter():
+        ref_logps = model_logps(model, many)
+    masks = [*many[0].completion_masks, (True,) * 3, (True,)]
+    means, ref_means = (
+        torch.stack([of[torch.tensor(mask)].mean() for of, mask in zip(found, masks, strict=True)])
+        for found in (logps, ref_logps)
+    )
+    u = BETA * (means - ref_means)
+    nll = -(means[:2].mean() + means[5]) / 2
+    loss = -(u[:5].softmax(0)[:2].sum().log() + u[5:].softmax(0)[0].log()) / 2 + 0.5 * nll
+    expected_gradients = model_gradients(model, loss)
+
+    step = step_of(made, many, objective="groupdpo-mpo", nll_weight=0.5)
+    torch.testing.assert_close(step.rewards, u.detach(), rtol=0, atol=1e-12)
+    assert step.margins.shape == (7,)
     assert float(step.loss) == pytest.approx(float(loss.detach()), abs=1e-13)
     assert all(relative(step.gradients[name], expected_gradients[name]) < 1e-11 for name in expected_gradients)
 
@@ -287,6 +322,7 @@ def model_logps_at(made, sequence, shift: int) -> Tensor:
     [
         ("sigmoid", ((1,),), (), "group 2 has 1 positives and 0 negatives: the sigmoid loss compares them"),
         ("sigmoid", (), ((1,),), "group 2 has 0 positives and 1 negatives: the sigmoid loss compares them"),
+        ("groupdpo-mpo", ((1,),), (), "group 2 has 1 positives and 0 negatives: the groupdpo-mpo loss compares them"),
         ("sft-token-mean", ((1,),), ((2,),), "group 0 has 1 positives and 1 negatives: SFT learns from positives only"),
         ("sft-example-mean", ((1,),), ((2,),), "group 0 has 1 positives and 1 negatives: SFT learns from positives"),
     ],
