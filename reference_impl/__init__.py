@@ -1,7 +1,7 @@
 """The oracle and the unpacked witness.
 
-The oracle computes log-probs, the loss (the sigmoid loss of DPO and of preference groups, or SFT) and LoRA gradients in
-float64 from the definition of the architecture, one unpadded sequence at a time
-(:func:`reference_impl.step.oracle_step`). The witness is the ordinary unpacked computation on a model object in its own
-dtype (:func:`reference_impl.pairwise.per_token_logps`).
+The oracle computes log-probs, the loss (of a preference objective or of SFT) and LoRA gradients in float64 from the
+definition of the architecture, one unpadded sequence at a time (:func:`reference_impl.step.oracle_step`). The witness
+is the ordinary unpacked computation on a model object in its own dtype
+(:func:`reference_impl.pairwise.per_token_logps`).
 """

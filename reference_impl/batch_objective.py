@@ -6,49 +6,39 @@ differentiated on its own (:mod:`reference_impl.step`) and no mean of means aris
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from reference_impl.groups import Group, unpack
 from reference_impl.objectives import (
-    check_beta,
-    check_label_smoothing,
     group_margins,
-    group_sigmoid_loss,
-    group_token_coefficients,
     mean_loss,
+    positive_nll,
     rewards,
-    sequence_logps,
     sft_example_mean,
     sft_token_mean,
 )
+from reference_impl.preference import (
+    PREFERENCE_NAMES,
+    SMOOTHED,
+    Preference,
+    PreferenceName,
+    default_nll_weight,
+    group_loss,
+    group_token_coefficients,
+    scores,
+)
 
-ObjectiveName = Literal["sigmoid", "sft-token-mean", "sft-example-mean"]
+SftName = Literal["sft-token-mean", "sft-example-mean"]
+ObjectiveName = PreferenceName | SftName
+OBJECTIVE_NAMES: tuple[ObjectiveName, ...] = (*PREFERENCE_NAMES, *get_args(SftName))
 
-
-@dataclass(frozen=True, slots=True)
-class Sigmoid:
-    """Parameters of the sigmoid loss.
-
-    Args:
-        beta: Strength of the pull towards the frozen policy.
-        label_smoothing: Assumed share of swapped labels.
-
-    Raises:
-        ValueError: A value outside its range.
-    """
-
-    beta: float
-    label_smoothing: float
-
-    def __post_init__(self) -> None:
-        check_beta(self.beta)
-        check_label_smoothing(self.label_smoothing)
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +52,7 @@ class Sft:
     mean_over: Literal["tokens", "examples"]
 
 
-Objective = Sigmoid | Sft
+Objective = Preference | Sft
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +86,18 @@ class ObjectiveValues:
     margins: Tensor
 
 
-def objective_named(name: ObjectiveName, beta: float | None, label_smoothing: float | None) -> Objective:
+def objective_named(
+    name: ObjectiveName, beta: float | None, label_smoothing: float | None, nll_weight: float | None
+) -> Objective:
     """The objective of that name.
 
     Args:
-        name: "sigmoid", "sft-token-mean" or "sft-example-mean".
-        beta: Needed by the sigmoid loss, ignored by the others.
-        label_smoothing: Needed by the sigmoid loss, ignored by the others.
+        name: One of ``OBJECTIVE_NAMES``.
+        beta: Needed by every preference objective, ignored by SFT.
+        label_smoothing: Needed by the objectives that have it (``SMOOTHED``), None or 0 for the other preference
+            objectives, ignored by SFT.
+        nll_weight: Weight of the likelihood of positives; None for that of
+            :func:`reference_impl.preference.default_nll_weight`. Ignored by SFT.
 
     Returns:
         The objective.
@@ -110,15 +105,22 @@ def objective_named(name: ObjectiveName, beta: float | None, label_smoothing: fl
     Raises:
         ValueError: An unknown name, or a parameter that is missing or outside its range.
     """
-    if name == "sigmoid":
-        if beta is None or label_smoothing is None:
-            raise ValueError(f"sigmoid with beta {beta} and label_smoothing {label_smoothing}: it needs both")
-        return Sigmoid(beta, label_smoothing)
     if name == "sft-token-mean":
         return Sft("tokens")
     if name == "sft-example-mean":
         return Sft("examples")
-    raise ValueError(f"objective {name!r}: expected one of {', '.join(get_args(ObjectiveName))}")
+    if name not in PREFERENCE_NAMES:
+        raise ValueError(f"objective {name!r}: expected one of {', '.join(OBJECTIVE_NAMES)}")
+    if name in SMOOTHED and (beta is None or label_smoothing is None):
+        raise ValueError(f"{name} with beta {beta} and label_smoothing {label_smoothing}: it needs both")
+    if beta is None:
+        raise ValueError(f"{name} with beta None: it needs one, positive and finite")
+    return Preference(
+        name,
+        beta,
+        label_smoothing=label_smoothing or 0.0,
+        nll_weight=default_nll_weight(name) if nll_weight is None else nll_weight,
+    )
 
 
 def check_groups(groups: Sequence[Group], objective: Objective) -> BatchSizes:
@@ -132,15 +134,15 @@ def check_groups(groups: Sequence[Group], objective: Objective) -> BatchSizes:
         The sizes of the batch.
 
     Raises:
-        ValueError: No groups, a group that is none (see :func:`reference_impl.groups.unpack`), under the sigmoid loss a
-            group without positives or without negatives, or under SFT one with negatives.
+        ValueError: No groups, a group that is none (see :func:`reference_impl.groups.unpack`), under a preference
+            objective a group without positives or without negatives, or under SFT one with negatives.
     """
     sequences = unpack(groups)
     for index, group in enumerate(groups):
         num_positives, num_negatives = len(group.positives), len(group.negatives)
         found = f"group {index} has {num_positives} positives and {num_negatives} negatives"
-        if isinstance(objective, Sigmoid) and not (num_positives and num_negatives):
-            raise ValueError(f"{found}: the sigmoid loss compares them, so it needs at least one of each")
+        if isinstance(objective, Preference) and not (num_positives and num_negatives):
+            raise ValueError(f"{found}: the {objective.name} loss compares them, so it needs at least one of each")
         if isinstance(objective, Sft) and num_negatives:
             raise ValueError(f"{found}: SFT learns from positives only, so it takes no negatives")
     return BatchSizes(
@@ -158,6 +160,7 @@ def apply_objective(
     objective: ObjectiveName,
     beta: float | None = None,
     label_smoothing: float | None = None,
+    nll_weight: float | None = None,
 ) -> ObjectiveValues:
     """Apply an objective to the per-token log-probs of a batch.
 
@@ -169,6 +172,7 @@ def apply_objective(
         objective: Name of the objective.
         beta: As in :func:`objective_named`.
         label_smoothing: As in :func:`objective_named`.
+        nll_weight: As in :func:`objective_named`.
 
     Returns:
         Loss, rewards and margins in the dtype of the log-probs.
@@ -177,10 +181,10 @@ def apply_objective(
         ValueError: What :func:`objective_named` and :func:`check_groups` refuse, or log-probs that are not one vector
             per completion with one value per token.
     """
-    chosen_objective = objective_named(objective, beta, label_smoothing)
+    chosen_objective = objective_named(objective, beta, label_smoothing, nll_weight)
     sizes = check_groups(groups, chosen_objective)
     _check_logps("log-probs", logps, groups)
-    if isinstance(chosen_objective, Sigmoid):
+    if isinstance(chosen_objective, Preference):
         _check_logps("reference log-probs", ref_logps, groups)
     elif ref_logps:
         raise ValueError(f"{len(ref_logps)} reference log-probs for {objective}: SFT has no frozen policy")
@@ -220,65 +224,94 @@ def group_share(
             loss = sft_example_mean(supervised, sizes.completions)
         return ObjectiveValues(loss, rewards=loss.new_empty(0), margins=loss.new_empty(0))
     # The frozen policy is a constant of the objective, whatever graph its log-probs come with.
-    ref_sums = sequence_logps(_supervised(ref_logps, group)).detach()
-    group_rewards = rewards(sequence_logps(supervised), ref_sums, objective.beta)
+    ref_scores = scores(_supervised(ref_logps, group), objective).detach()
+    group_rewards = rewards(scores(supervised, objective), ref_scores, objective.beta)
     num_positives = len(group.positives)
-    margins_PN = group_margins(group_rewards[:num_positives], group_rewards[num_positives:])
-    loss = mean_loss(group_sigmoid_loss(margins_PN, objective.label_smoothing), sizes.groups)
-    return ObjectiveValues(loss, group_rewards, margins_PN.flatten())
+    rewards_P, rewards_N = group_rewards[:num_positives], group_rewards[num_positives:]
+    loss = group_loss(rewards_P, rewards_N, objective)
+    # Left out rather than multiplied by 0, which would make NaN of a log-prob of minus infinity.
+    if objective.nll_weight:
+        loss = loss + objective.nll_weight * positive_nll(supervised[:num_positives])
+    return ObjectiveValues(
+        mean_loss(loss, sizes.groups), group_rewards, margins=group_margins(rewards_P, rewards_N).flatten()
+    )
 
 
 def batch_token_coefficients(
-    margins: Tensor,
+    rewards: Tensor,
     groups: Sequence[Group],
     *,
     objective: ObjectiveName,
     beta: float | None = None,
     label_smoothing: float | None = None,
+    nll_weight: float | None = None,
 ) -> tuple[Tensor, ...]:
     """Derivative of the loss of a batch with respect to every completion token's log-prob, in closed form (derived).
 
-    ``d L / d logp_t`` is that of :func:`reference_impl.objectives.group_token_coefficients` for the sigmoid loss,
+    ``d L / d logp_t`` is that of :func:`reference_impl.preference.group_token_coefficients` for a preference objective,
     ``-1 / T`` for the token mean over T supervised tokens, ``-1 / (C T_y)`` for the mean over C examples; 0 on tokens
     that are not supervised.
 
     Args:
-        margins: Those of :func:`apply_objective`, [pairs]; empty for SFT, where they give dtype and device only.
+        rewards: Those of :func:`apply_objective`, [completions]; empty for SFT, where they give dtype and device only.
         groups: The groups.
         objective: Name of the objective.
         beta: As in :func:`objective_named`.
         label_smoothing: As in :func:`objective_named`.
+        nll_weight: As in :func:`objective_named`.
 
     Returns:
         One 1-D tensor per completion, one value per completion token.
 
     Raises:
-        ValueError: What :func:`objective_named` and :func:`check_groups` refuse, or another number of margins.
+        ValueError: What :func:`objective_named` and :func:`check_groups` refuse, or another number of rewards.
     """
-    chosen_objective = objective_named(objective, beta, label_smoothing)
+    chosen_objective = objective_named(objective, beta, label_smoothing, nll_weight)
     sizes = check_groups(groups, chosen_objective)
-    num_pairs = sum(len(group.positives) * len(group.negatives) for group in groups)
-    if margins.shape != (num_pairs,):
+    num_rewards = sizes.completions if isinstance(chosen_objective, Preference) else 0
+    if rewards.shape != (num_rewards,):
         raise ValueError(
-            f"margins of shape {tuple(margins.shape)}: the groups have {num_pairs} pairs, so ({num_pairs},)"
+            f"rewards of shape {tuple(rewards.shape)}: {objective} gives {num_rewards} to the {sizes.completions} "
+            f"completions of these groups, so ({num_rewards},)"
         )
     sequences = unpack(groups)
-    if isinstance(chosen_objective, Sigmoid):
-        per_completion = _completion_coefficients(margins, groups, chosen_objective)
+    lengths = [len(sequence.supervised) for sequence in sequences]
+    if isinstance(chosen_objective, Preference):
+        per_completion = _preference_coefficients(rewards, groups, lengths, chosen_objective)
     elif chosen_objective.mean_over == "tokens":
-        per_completion = margins.new_full((sizes.completions,), -1 / sizes.supervised_tokens)
+        per_completion = rewards.new_full((sizes.completions,), -1 / sizes.supervised_tokens)
     else:
-        lengths = margins.new_tensor([len(sequence.supervised) for sequence in sequences])
-        per_completion = -1 / (sizes.completions * lengths)
+        per_completion = -1 / (sizes.completions * rewards.new_tensor(lengths))
     coefficients = []
     for sequence, coefficient in zip(sequences, per_completion, strict=True):
-        of_tokens = margins.new_zeros(len(sequence.completion_ids))
+        of_tokens = rewards.new_zeros(len(sequence.completion_ids))
         of_tokens[list(sequence.supervised)] = coefficient
         coefficients.append(of_tokens)
     return tuple(coefficients)
 
 
-def _by_group(values: Sequence[Tensor], groups: Sequence[Group]) -> Iterator[list[Tensor]]:
+def _preference_coefficients(
+    rewards: Tensor, groups: Sequence[Group], lengths: Sequence[int], objective: Preference
+) -> Tensor:
+    """The coefficient of a supervised token of each completion, [completions]; ``lengths`` their supervised tokens."""
+    coefficients = []
+    for group, of_group, lengths_of_group in zip(
+        groups, _by_group(rewards, groups), _by_group(lengths, groups), strict=True
+    ):
+        first_negative = len(group.positives)
+        coefficients.append(
+            group_token_coefficients(
+                torch.stack(of_group[:first_negative]),
+                torch.stack(of_group[first_negative:]),
+                lengths_of_group,
+                len(groups),
+                objective,
+            )
+        )
+    return torch.cat(coefficients)
+
+
+def _by_group(values: Iterable[_Value], groups: Sequence[Group]) -> Iterator[list[_Value]]:
     """Split values that are listed completion by completion into those of each group."""
     remaining = iter(values)
     for group in groups:
@@ -288,18 +321,6 @@ def _by_group(values: Sequence[Tensor], groups: Sequence[Group]) -> Iterator[lis
 def _supervised(logps: Sequence[Tensor], group: Group) -> list[Tensor]:
     """The log-probs that count. Picked, not multiplied with a mask, so that no other value can matter, not even NaN."""
     return [of[list(sequence.supervised)] for of, sequence in zip(logps, unpack([group]), strict=True)]
-
-
-def _completion_coefficients(margins: Tensor, groups: Sequence[Group], objective: Sigmoid) -> Tensor:
-    """The coefficient of a supervised token of each completion, [completions]."""
-    shapes = [(len(group.positives), len(group.negatives)) for group in groups]
-    of_groups = torch.split(margins, [num_positives * num_negatives for num_positives, num_negatives in shapes])
-    coefficients: list[Tensor] = []
-    for margins_X, shape in zip(of_groups, shapes, strict=True):
-        coefficients += group_token_coefficients(
-            margins_X.view(shape), len(groups), objective.beta, objective.label_smoothing
-        )
-    return torch.cat(coefficients)
 
 
 def _check_logps(name: str, logps: Sequence[Tensor], groups: Sequence[Group]) -> None:

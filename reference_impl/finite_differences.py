@@ -73,6 +73,7 @@ def slope_from_losses(
     objective: ObjectiveName = "sigmoid",
     beta: float | None = None,
     label_smoothing: float | None = None,
+    nll_weight: float | None = None,
     distance: float = 1e-3,
 ) -> float:
     """Central difference of fourth order, ``[8 (L(h) - L(-h)) - (L(2h) - L(-2h))] / 12h``, error O(h^4).
@@ -86,6 +87,7 @@ def slope_from_losses(
         objective: As in :func:`reference_impl.step.oracle_step`.
         beta: As in :func:`reference_impl.step.oracle_step`.
         label_smoothing: As in :func:`reference_impl.step.oracle_step`.
+        nll_weight: As in :func:`reference_impl.step.oracle_step`.
         distance: h, the step along the direction.
 
     Returns:
@@ -102,6 +104,7 @@ def slope_from_losses(
             objective=objective,
             beta=beta,
             label_smoothing=label_smoothing,
+            nll_weight=nll_weight,
             gradients=False,
         )
         return float(step.loss)

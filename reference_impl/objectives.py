@@ -1,8 +1,9 @@
-"""The objectives, one function per equation.
+"""What the objectives are made of: scores, rewards, margins and means of log-likelihoods, one function per equation.
 
-Symbols: y a completion of prompt x, c the chosen and r the rejected one of a pair, z the margin, e the label
-smoothing, sigma the logistic function. Log-probs are in nats, and every function here sees those of supervised tokens
-only. Everything keeps the dtype that it is given and is differentiable.
+The losses on rewards are in :mod:`reference_impl.pair_losses` and :mod:`reference_impl.group_objectives`.
+
+Symbols: y a completion of prompt x, T_y its supervised tokens. Log-probs are in nats, and every function here sees
+those of supervised tokens only. Everything keeps the dtype that it is given and is differentiable.
 
 Legend: P positives and N negatives of one group.
 """
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 
 def sequence_logps(per_token_logps: Sequence[Tensor]) -> Tensor:
@@ -35,14 +35,31 @@ def sequence_logps(per_token_logps: Sequence[Tensor]) -> Tensor:
     return torch.stack([logps.sum() for logps in per_token_logps])
 
 
-def rewards(logps: Tensor, ref_logps: Tensor, beta: float) -> Tensor:
-    """``beta * (log p(y|x) - log p_ref(y|x))``: the implicit reward.
-
-    Source: Rafailov et al. 2023, equation 5, without the term that depends on the prompt alone.
+def mean_logps(per_token_logps: Sequence[Tensor]) -> Tensor:
+    """``(1/T_y) sum_t log p(y_t | x, y_<t)``, one scalar per completion.
 
     Args:
-        logps: Summed log-probs under the policy, [completions].
-        ref_logps: The same under the frozen policy.
+        per_token_logps: One 1-D tensor per completion; at least one, none of them empty.
+
+    Returns:
+        Length-normalised log-probs, [completions].
+
+    Raises:
+        ValueError: No completion, or one without a token.
+    """
+    sums = sequence_logps(per_token_logps)
+    return sums / sums.new_tensor([logps.numel() for logps in per_token_logps])
+
+
+def rewards(scores: Tensor, ref_scores: Tensor, beta: float) -> Tensor:
+    """``u = beta * (s - s_ref)``: the implicit reward, s the log-prob of a completion.
+
+    Source: Rafailov et al. 2023, equation 5, without the term that depends on the prompt alone; s is
+    ``log p(y | x)`` there, and objectives that normalise by length put its mean over tokens.
+
+    Args:
+        scores: Summed or mean log-probs under the policy, [completions].
+        ref_scores: The same under the frozen policy.
         beta: Strength of the pull towards the frozen policy, positive.
 
     Returns:
@@ -52,32 +69,12 @@ def rewards(logps: Tensor, ref_logps: Tensor, beta: float) -> Tensor:
         ValueError: A beta that is not positive and finite.
     """
     check_beta(beta)
-    return beta * (logps - ref_logps)
+    return beta * (scores - ref_scores)
 
 
 def margins(chosen_rewards: Tensor, rejected_rewards: Tensor) -> Tensor:
     """``z = reward(c) - reward(r)`` for each pair."""
     return chosen_rewards - rejected_rewards
-
-
-def sigmoid_losses(margins: Tensor, label_smoothing: float) -> Tensor:
-    """``-(1-e) log sigma(z) - e log sigma(-z)`` for each pair.
-
-    Sources: Rafailov et al. 2023, equation 7, is e = 0; the smoothed form is Mitchell 2023, "A note on DPO with
-    noisy preferences & relationship to IPO".
-
-    Args:
-        margins: z, [pairs].
-        label_smoothing: e, the assumed share of swapped labels, in [0, 0.5).
-
-    Returns:
-        Losses, [pairs].
-
-    Raises:
-        ValueError: A label smoothing outside [0, 0.5).
-    """
-    check_label_smoothing(label_smoothing)
-    return -(1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
 
 
 def mean_loss(losses: Tensor, num_groups: int) -> Tensor:
@@ -98,25 +95,19 @@ def group_margins(positive_rewards: Tensor, negative_rewards: Tensor) -> Tensor:
     return margins(positive_rewards[:, None], negative_rewards[None, :])
 
 
-def group_sigmoid_loss(margins_PN: Tensor, label_smoothing: float) -> Tensor:
-    """``(1 / (P N)) sum_p sum_n loss(z_pn)``, the pair loss that of :func:`sigmoid_losses`, for one group.
+def positive_nll(positive_logps: Sequence[Tensor]) -> Tensor:
+    """``(1/P) sum_p -(1/T_p) sum_t log p(p_t | x, p_<t)``: the negative log-likelihood term of one group.
 
-    Status: derived. It equals Rafailov et al. 2023, equation 7, at P = N = 1, and is All-Pairs of GroupDPO with summed
-    instead of averaged log-probs.
+    Status: published with one positive (Pang et al. 2024, Iterative RPO, equation 1) and for groups (GroupDPO). It
+    averages over tokens also where the preference term sums them.
 
     Args:
-        margins_PN: From :func:`group_margins`.
-        label_smoothing: As in :func:`sigmoid_losses`.
+        positive_logps: Log-probs of the supervised tokens of the group's positives, one 1-D tensor for each.
 
     Returns:
-        The loss, a scalar.
-
-    Raises:
-        ValueError: A group without a positive or without a negative.
+        The term without its weight, a scalar.
     """
-    if margins_PN.numel() == 0:
-        raise ValueError(f"margins of shape {tuple(margins_PN.shape)}: a group needs positives and negatives")
-    return sigmoid_losses(margins_PN, label_smoothing).mean()
+    return -mean_logps(positive_logps).mean()
 
 
 def sft_token_mean(supervised_logps: Sequence[Tensor], num_tokens: int) -> Tensor:
@@ -147,57 +138,7 @@ def sft_example_mean(supervised_logps: Sequence[Tensor], num_completions: int) -
     Returns:
         The share of these completions in the loss, a scalar.
     """
-    lengths = [logps.numel() for logps in supervised_logps]
-    sums = sequence_logps(supervised_logps)
-    return -(sums / sums.new_tensor(lengths)).sum() / num_completions
-
-
-def sigmoid_loss_slopes(margins: Tensor, label_smoothing: float) -> Tensor:
-    """``d loss / d z = -(1-e) sigma(-z) + e sigma(z)`` for each pair (derived)."""
-    check_label_smoothing(label_smoothing)
-    return -(1 - label_smoothing) * torch.sigmoid(-margins) + label_smoothing * torch.sigmoid(margins)
-
-
-def token_coefficients(margins: Tensor, beta: float, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Derivative of the mean loss over pairs with respect to each token's log-prob, for each pair (derived).
-
-    ``d L / d logp_t = +- (beta / n) * d loss / d z``: the same for every token of a completion, plus for the chosen
-    one and minus for the rejected one.
-
-    Args:
-        margins: z of all n pairs, of any shape.
-        beta: As in :func:`rewards`.
-        label_smoothing: As in :func:`sigmoid_losses`.
-
-    Returns:
-        The coefficient of a chosen token and of a rejected token in each pair, both shaped like ``margins``.
-    """
-    check_beta(beta)
-    chosen = beta * sigmoid_loss_slopes(margins, label_smoothing) / margins.numel()
-    return chosen, -chosen
-
-
-def group_token_coefficients(
-    margins_PN: Tensor, num_groups: int, beta: float, label_smoothing: float
-) -> tuple[Tensor, Tensor]:
-    """Derivative of the mean loss over groups with respect to each supervised token's log-prob (derived).
-
-    A completion takes part in as many pairs as there are completions on the other side:
-    ``d L / d logp_t = (beta / (G P N)) sum_n loss'(z_pn)`` for a token of positive p and
-    ``-(beta / (G P N)) sum_p loss'(z_pn)`` for one of negative n, in a batch of G groups. They sum to zero over the
-    completions of a group.
-
-    Args:
-        margins_PN: From :func:`group_margins`.
-        num_groups: G, the groups of the whole batch.
-        beta: As in :func:`rewards`.
-        label_smoothing: As in :func:`sigmoid_losses`.
-
-    Returns:
-        The coefficient of a token of each positive, [P], and of each negative, [N].
-    """
-    chosen_PN, rejected_PN = token_coefficients(margins_PN, beta, label_smoothing)
-    return chosen_PN.sum(dim=1) / num_groups, rejected_PN.sum(dim=0) / num_groups
+    return -mean_logps(supervised_logps).sum() / num_completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +189,9 @@ def check_label_smoothing(label_smoothing: float) -> None:
     """Refuse a label smoothing outside [0, 0.5)."""
     if not 0 <= label_smoothing < 0.5:
         raise ValueError(f"label_smoothing is {label_smoothing!r}: it must lie in [0, 0.5)")
+
+
+def check_nll_weight(nll_weight: float) -> None:
+    """Refuse a weight that is negative or not finite."""
+    if not (math.isfinite(nll_weight) and nll_weight >= 0):
+        raise ValueError(f"nll_weight is {nll_weight!r}: it must be finite and at least 0")

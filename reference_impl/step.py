@@ -13,7 +13,6 @@ from reference_impl.batch_objective import (
     BatchSizes,
     Objective,
     ObjectiveName,
-    Sigmoid,
     check_groups,
     group_share,
     objective_named,
@@ -23,6 +22,7 @@ from reference_impl.groups import Group, unpack
 from reference_impl.logps import completion_logps
 from reference_impl.lora import Lora
 from reference_impl.parameters import Weights
+from reference_impl.preference import Preference
 
 PerTokenLogps = tuple[Tensor, ...]
 
@@ -59,6 +59,7 @@ def oracle_step(
     objective: ObjectiveName = "sigmoid",
     beta: float | None = None,
     label_smoothing: float | None = None,
+    nll_weight: float | None = None,
     gradients: bool = True,
 ) -> OracleStep:
     """Compute a training step from the definition, one unpadded sequence at a time.
@@ -68,13 +69,15 @@ def oracle_step(
     Weights given in float64 are never cast: about a quarter faster than float32 ones, for twice their memory.
 
     Args:
-        groups: The groups; at least one positive and one negative each for the sigmoid loss, positives only for SFT.
+        groups: The groups; at least one positive and one negative each, positives only for SFT.
         weights: Frozen weights by Hugging Face name, of any floating dtype; they get no gradient.
         config: The decoder.
         lora: The adapters of the policy by module name; the frozen policy is the same model without them.
-        objective: "sigmoid", "sft-token-mean" or "sft-example-mean".
+        objective: One of :data:`reference_impl.batch_objective.OBJECTIVE_NAMES`.
         beta: Strength of the pull towards the frozen policy; SFT has none and ignores it.
-        label_smoothing: Assumed share of swapped labels; SFT has none and ignores it.
+        label_smoothing: Assumed share of swapped labels, for the objectives that have it
+            (:data:`reference_impl.preference.SMOOTHED`); SFT ignores it.
+        nll_weight: Weight of the likelihood of positives; None for 1 under RPO and GroupDPO, else 0; SFT ignores it.
         gradients: Whether to differentiate; without it one forward pass per policy and completion is all.
 
     Returns:
@@ -84,7 +87,7 @@ def oracle_step(
         ValueError: No groups, groups without meaning for the objective, gradients asked for without adapters, or an
             argument that the decoder or the objective refuses.
     """
-    chosen_objective = objective_named(objective, beta, label_smoothing)
+    chosen_objective = objective_named(objective, beta, label_smoothing, nll_weight)
     sizes = check_groups(groups, chosen_objective)
     if gradients and not lora:
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
@@ -107,7 +110,7 @@ def _group_step(
     """The share of one group in the step of a batch of these sizes."""
     sequences = unpack([group])
     ref_logps: PerTokenLogps = ()
-    if isinstance(objective, Sigmoid):
+    if isinstance(objective, Preference):
         with torch.no_grad():
             ref_logps = tuple(completion_logps(sequence, weights, config) for sequence in sequences)
     # Set rather than left alone, so that a caller's no_grad cannot turn a gradient off.

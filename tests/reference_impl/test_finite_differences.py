@@ -22,12 +22,19 @@ def test_gradients_are_the_slope_of_the_loss(family, tiny, pairs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "data"),
-    [("sigmoid", "many"), ("sft-token-mean", "examples"), ("sft-example-mean", "examples")],
+    ("arguments", "data"),
+    [
+        ({"objective": "sigmoid", **OBJECTIVE}, "many"),
+        ({"objective": "robust", **OBJECTIVE, "nll_weight": 0.5}, "many"),
+        ({"objective": "ipo", "beta": 0.4}, "many"),
+        ({"objective": "groupdpo-softmax", "beta": 0.4}, "many"),
+        ({"objective": "sft-token-mean"}, "examples"),
+        ({"objective": "sft-example-mean"}, "examples"),
+    ],
+    ids=lambda of: of["objective"] if isinstance(of, dict) else of,
 )
-def test_gradients_are_the_slope_of_every_objective(objective, data, tiny, request) -> None:
+def test_gradients_are_the_slope_of_every_kind_of_objective(arguments, data, tiny, request) -> None:
     made, groups = tiny(), request.getfixturevalue(data)
-    arguments = {"objective": objective, **(OBJECTIVE if objective == "sigmoid" else {})}
     gradients = oracle_step(groups, made.weights, made.config, made.lora, **arguments).gradients
     direction = random_direction(made.lora, torch.Generator().manual_seed(7))
     measured = slope_from_losses(groups, made.weights, made.config, made.lora, direction, **arguments)

@@ -4,23 +4,20 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reference_impl.objectives import (
     Accuracy,
     accuracy,
+    check_nll_weight,
     group_margins,
-    group_sigmoid_loss,
-    group_token_coefficients,
     margins,
+    mean_logps,
     mean_loss,
+    positive_nll,
     rewards,
     sequence_logps,
     sft_example_mean,
     sft_token_mean,
-    sigmoid_losses,
-    token_coefficients,
 )
 
 
@@ -35,19 +32,6 @@ def test_a_pair_worked_out_by_hand() -> None:
     margin = margins(reward[:1], reward[1:])
     assert reward.tolist() == [0.5, -1.0]
     assert margin.tolist() == [1.5]
-    # log(1 + e^-1.5) = 0.201413..., log(1 + e^1.5) = 1.701413...; 0.9 of one and 0.1 of the other.
-    assert float(sigmoid_losses(margin, 0.0)) == pytest.approx(0.20141327798275246, abs=1e-15)
-    assert float(sigmoid_losses(margin, 0.1)) == pytest.approx(0.35141327798275246, abs=1e-15)
-
-
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.49])
-def test_a_policy_equal_to_its_reference_costs_log_two(label_smoothing) -> None:
-    assert float(sigmoid_losses(tensor(0.0), label_smoothing)) == pytest.approx(math.log(2), abs=1e-15)
-
-
-def test_losses_stay_finite_where_the_sigmoid_underflows() -> None:
-    assert sigmoid_losses(tensor(-800.0, 800.0), 0.0).tolist() == [800.0, 0.0]
-    assert sigmoid_losses(tensor(-800.0, 800.0), 0.25).tolist() == [600.0, 200.0]
 
 
 def test_the_mean_is_over_all_pairs_of_the_batch() -> None:
@@ -55,59 +39,8 @@ def test_the_mean_is_over_all_pairs_of_the_batch() -> None:
     assert float(mean_loss(losses[:1], 3) + mean_loss(losses[1:], 3)) == float(mean_loss(losses, 3)) == 3.0
 
 
-@given(
-    logps=st.lists(st.floats(-20, 20), min_size=2, max_size=6).filter(lambda values: len(values) % 2 == 0),
-    beta=st.floats(0.01, 2),
-    label_smoothing=st.floats(0, 0.49),
-)
-def test_token_coefficients_are_the_derivative_of_the_loss(logps, beta, label_smoothing) -> None:
-    leaf = tensor(*logps).requires_grad_()
-    reward = rewards(leaf, torch.zeros_like(leaf), beta)
-    margin = margins(reward[0::2], reward[1::2])
-    mean_loss(sigmoid_losses(margin, label_smoothing), len(margin)).backward()
-    chosen, rejected = token_coefficients(margin.detach(), beta, label_smoothing)
-    torch.testing.assert_close(leaf.grad[0::2], chosen, rtol=0, atol=1e-14)
-    torch.testing.assert_close(leaf.grad[1::2], rejected, rtol=0, atol=1e-14)
-
-
-def test_a_group_of_two_positives_and_one_negative_worked_out_by_hand() -> None:
-    # Rewards 2 and 0 against 1: margins 1 and -1, losses log(1 + e^-1) and log(1 + e), which differ by 1.
-    margins_PN = group_margins(tensor(2.0, 0.0), tensor(1.0))
-    assert margins_PN.tolist() == [[1.0], [-1.0]]
-    assert float(group_sigmoid_loss(margins_PN, 0.0)) == pytest.approx(0.31326168751822286 + 0.5, abs=1e-15)
-    # sigma(-1) = 0.268941..., sigma(1) = 0.731058...; they sum to 1.
-    positives, negatives = group_token_coefficients(margins_PN, 1, beta=0.4, label_smoothing=0.0)
-    assert positives.tolist() == pytest.approx([-0.2 * 0.2689414213699951, -0.2 * 0.7310585786300049], abs=1e-15)
-    assert negatives.tolist() == pytest.approx([0.2], abs=1e-15)
-
-
 def test_margins_stand_positive_by_positive() -> None:
     assert group_margins(tensor(10.0, 20.0), tensor(1.0, 2.0, 3.0)).tolist() == [[9.0, 8.0, 7.0], [19.0, 18.0, 17.0]]
-
-
-@given(
-    positives=st.lists(st.floats(-5, 5), min_size=1, max_size=4),
-    negatives=st.lists(st.floats(-5, 5), min_size=1, max_size=4),
-)
-def test_coefficients_are_those_published_for_all_pairs(positives, negatives) -> None:
-    """``c_p = -(1/(PN)) sum_n sigma(u_n - u_p)`` and ``c_n = (1/(PN)) sum_p sigma(u_n - u_p)``, per unit of beta."""
-
-    def sigma(x: float) -> float:
-        return 1 / (1 + math.exp(-x))
-
-    pairs = len(positives) * len(negatives)
-    expected_p = [-sum(sigma(u_n - u_p) for u_n in negatives) / pairs for u_p in positives]
-    expected_n = [sum(sigma(u_n - u_p) for u_p in positives) / pairs for u_n in negatives]
-    margins_PN = group_margins(tensor(*positives), tensor(*negatives))
-    actual_p, actual_n = group_token_coefficients(margins_PN, 1, beta=1.0, label_smoothing=0.0)
-    assert actual_p.tolist() == pytest.approx(expected_p, abs=1e-14)
-    assert actual_n.tolist() == pytest.approx(expected_n, abs=1e-14)
-    assert float(actual_p.sum() + actual_n.sum()) == pytest.approx(0, abs=1e-14)
-
-
-def test_a_group_without_pairs_has_no_loss() -> None:
-    with pytest.raises(ValueError, match=r"margins of shape \(2, 0\): a group needs positives and negatives"):
-        group_sigmoid_loss(group_margins(tensor(1.0, 2.0), tensor()), 0.0)
 
 
 def test_the_two_means_of_sft_worked_out_by_hand() -> None:
@@ -115,6 +48,13 @@ def test_the_two_means_of_sft_worked_out_by_hand() -> None:
     logps = [tensor(-8.0), tensor(-2.0, -1.0, -3.0)]
     assert float(sft_token_mean(logps, 4)) == 3.5
     assert float(sft_example_mean(logps, 2)) == 5.0
+
+
+def test_the_likelihood_of_positives_is_a_mean_of_token_means() -> None:
+    # One positive of one token, one of three: (8 + 2) / 2, not (8 + 2 + 1 + 3) / 4.
+    logps = [tensor(-8.0), tensor(-2.0, -1.0, -3.0)]
+    assert mean_logps(logps).tolist() == [-8.0, -2.0]
+    assert float(positive_nll(logps)) == 5.0
 
 
 def test_ties_count_one_half_and_are_counted_on_their_own() -> None:
@@ -135,12 +75,14 @@ def test_a_beta_that_is_no_strength_is_refused(beta) -> None:
         rewards(tensor(1.0), tensor(0.0), beta)
 
 
-@pytest.mark.parametrize("label_smoothing", [-0.1, 0.5, math.nan])
-def test_label_smoothing_outside_its_range_is_refused(label_smoothing) -> None:
-    with pytest.raises(ValueError, match="label_smoothing is"):
-        sigmoid_losses(tensor(1.0), label_smoothing)
+@pytest.mark.parametrize("nll_weight", [-0.1, math.nan, math.inf])
+def test_a_likelihood_weight_that_is_none_is_refused(nll_weight) -> None:
+    with pytest.raises(ValueError, match=r"nll_weight is .*: it must be finite and at least 0"):
+        check_nll_weight(nll_weight)
 
 
-def test_an_empty_completion_has_no_log_prob() -> None:
+@pytest.mark.parametrize("score", [sequence_logps, mean_logps])
+@pytest.mark.parametrize("bad", [[], [tensor(1.0), tensor()]])
+def test_an_empty_completion_has_no_log_prob(score, bad) -> None:
     with pytest.raises(ValueError, match="empty completion"):
-        sequence_logps([tensor(1.0), tensor()])
+        score(bad)
