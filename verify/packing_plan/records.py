@@ -124,15 +124,15 @@ def simulation_record(
     Returns:
         The record.
     """
+    shortest = 1 << (longest - 1).bit_length()
     setting = Setting(
         prices=prices or _TOKENS_ONLY,
         num_ranks=plan.num_ranks,
         groups_per_rank=plan.groups_per_rank,
         row_limit=row_limit,
         seed=plan.seed,
+        other_row_limits=tuple(shortest << doubling for doubling in range(_DOUBLINGS_SHOWN)),
     )
-    shortest = 1 << (longest - 1).bit_length()
-    limits = sorted({row_limit, *(shortest << doubling for doubling in range(_DOUBLINGS_SHOWN))})
     return SimulationRecord(
         groups_sampled=len(groups),
         seed=plan.seed,
@@ -146,7 +146,7 @@ def simulation_record(
             _plan(result, row_limit if result.plan in (REPEATED_ROWS, SHARED_ROWS) else None)
             for result in simulate(groups, setting)
         ],
-        by_row_limit=[_plan(result, limit) for limit, result in simulate_row_limits(groups, setting, limits)],
+        by_row_limit=[_plan(result, limit) for limit, result in simulate_row_limits(groups, setting)],
         order=_order(groups, setting),
     )
 

@@ -55,6 +55,8 @@ class Setting:
         groups_per_rank: Groups that a rank takes in each step; in rows of several groups, as nearly as whole rows do.
         row_limit: Slots of a row in sequence packing.
         seed: Seed of the sampling order.
+        other_row_limits: Row limits to compare with. The epoch is long enough for the largest of all limits, so that
+            one setting has one epoch, whatever is run over it.
 
     Raises:
         ValueError: A number below one.
@@ -65,11 +67,17 @@ class Setting:
     groups_per_rank: int
     row_limit: int
     seed: int
+    other_row_limits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "groups_per_rank", "row_limit"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: expected at least 1")
+
+    @property
+    def row_limits(self) -> tuple[int, ...]:
+        """All row limits, ascending."""
+        return tuple(sorted({self.row_limit, *self.other_row_limits}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,27 +174,24 @@ def simulate(groups: Sequence[GroupLengths], setting: Setting, plans: Sequence[s
     return tuple(_result(plan, PLANS[plan](epoch, setting), setting, plain_time) for plan in plans or tuple(PLANS))
 
 
-def simulate_row_limits(
-    groups: Sequence[GroupLengths], setting: Setting, limits: Sequence[int]
-) -> tuple[tuple[int, PlanResult], ...]:
-    """Run one epoch in rows of several limits, with prompts repeated and with prompts shared.
+def simulate_row_limits(groups: Sequence[GroupLengths], setting: Setting) -> tuple[tuple[int, PlanResult], ...]:
+    """Run the epoch of `simulate` in rows of each limit of the setting, with prompts repeated and with prompts shared.
 
     Args:
         groups: As in `simulate`.
-        setting: As in `simulate`; its row limit takes no part.
-        limits: Slots of a row, ascending.
+        setting: As in `simulate`.
 
     Returns:
-        For each limit both plans.
+        For each limit, ascending, both plans.
 
     Raises:
         ValueError: As `simulate`.
     """
-    epoch = _epoch(groups, replace(setting, row_limit=limits[-1]))
+    epoch = _epoch(groups, setting)
     plain_time = _time_of_plain_group(epoch, setting)
     results = []
     for plan, items in ((REPEATED_ROWS, _sequences(epoch)), (SHARED_ROWS, _packed_groups(epoch))):
-        for limit in limits:
+        for limit in setting.row_limits:
             limited = replace(setting, row_limit=limit)
             steps = _sequence_packed(len(epoch.groups), limited, items)
             results.append((limit, _result(plan, steps, limited, plain_time)))
@@ -214,7 +219,7 @@ def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
     if not groups:
         raise ValueError("no group to plan for: at least one is needed")
     step = setting.num_ranks * setting.groups_per_rank
-    tokens_of_steps = FEWEST_STEPS * setting.num_ranks * setting.row_limit
+    tokens_of_steps = FEWEST_STEPS * setting.num_ranks * setting.row_limits[-1]
     repeats = max(-(-FEWEST_STEPS * step // len(groups)), -(-tokens_of_steps // sum(group.packed for group in groups)))
     repeats = max(1, min(repeats, _MOST_GROUPS // len(groups)), -(-step // len(groups)))
     positions = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -164,12 +165,35 @@ def test_an_unknown_distribution_lists_the_known_ones() -> None:
 def test_row_limits_are_run_over_one_epoch() -> None:
     groups = list(named_distribution("log-normal").draw(300, 0, (2, 5)))
     made = setting(num_ranks=2, groups_per_rank=2, row_limit=16384)
-    found = simulate_row_limits(groups, made, [8192, 16384])
+    found = simulate_row_limits(groups, replace(made, other_row_limits=(8192,)))
     assert [(limit, result.plan) for limit, result in found] == [
         (8192, REPEATED_ROWS), (8192, SHARED_ROWS), (16384, REPEATED_ROWS), (16384, SHARED_ROWS),
     ]  # fmt: skip
     alone = simulate(groups, made, [REPEATED_ROWS, SHARED_ROWS])
     assert tuple(result for limit, result in found if limit == 16384) == alone
+
+
+@given(
+    st.lists(
+        st.builds(GroupLengths, st.integers(1, 12), st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(30, 70),
+    st.sets(st.sampled_from([32, 64, 128, 256, 512]), min_size=1),
+)
+@settings(deadline=None, max_examples=25)
+def test_a_plan_at_a_row_limit_is_one_result_however_it_is_asked_for(
+    groups: list[GroupLengths], row_limit: int, other_limits: set[int]
+) -> None:
+    """A short data set is repeated, and no larger limit may repeat it another number of times for one of the two."""
+    made = replace(
+        setting(num_ranks=2, groups_per_rank=2, row_limit=row_limit), other_row_limits=tuple(sorted(other_limits))
+    )
+    by_limit = {
+        (limit, result.plan): result for limit, result in simulate_row_limits(groups, made) if limit == row_limit
+    }
+    assert list(by_limit.values()) == list(simulate(groups, made, [plan for _, plan in by_limit]))
 
 
 def test_groups_of_any_size_have_their_work_counted() -> None:
