@@ -74,7 +74,7 @@ def unseen(record: Record, at_most: int) -> str:
     spots = sorted(record.blind_spots, key=lambda spot: -len(spot.faults))
     names = [kind(spot) for spot in spots[:at_most]]
     if len(spots) > at_most:
-        names.append(f"{plural(len(spots) - at_most, 'kind')} more, in the written report")
+        names.append(f"{plural(len(spots) - at_most, 'kind')} more, in the report that --out writes")
     return "; ".join(names)
 
 

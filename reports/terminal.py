@@ -5,6 +5,7 @@ Nothing depends on colour, and no verdict is ever cut short. Names are shown as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich import box
@@ -28,6 +29,7 @@ from reports.overview import (
     needs_attention,
     not_applicable,
     own_reasons,
+    ratio,
     run_reasons,
     summary_rows,
 )
@@ -43,7 +45,9 @@ _STYLES: dict[VerdictName, str] = {
 }
 _MAX_CASES_NAMED = 4
 _MAX_JUDGEMENTS_SHOWN = 6
+_MAX_RESULTS_SHOWN = 3
 _MAX_BLIND_SPOTS_NAMED = 3
+_WRITTEN = "in the report that --out writes"
 
 
 def print_record(record: Record, console: Console) -> None:
@@ -74,10 +78,9 @@ def render(record: Record) -> RenderableType:
         if row.summary.verdict not in ("PASS", "NOT_APPLICABLE") and (reasons := inexact_reasons(record, row.summary)):
             parts.append(_labelled(row.summary.verdict, f"{row.summary.subject}, {row.summary.dtype}, all cases"))
             parts.append(_indented(reasons))
-    for result in needs_attention(record):
-        parts += _attention(result)
     for diagnosis in record.diagnoses:
         parts += _diagnosis(diagnosis)
+    parts += _attention(needs_attention(record))
     parts += _exact_attention([group for group in exact_groups(record) if group.is_red])
     if survivors := missed(record):
         parts += _missed(survivors)
@@ -89,9 +92,18 @@ def render(record: Record) -> RenderableType:
     parts.append(
         _indented([line for line in (exact_line(record), *proof_lines(record, _MAX_BLIND_SPOTS_NAMED)) if line])
     )
-    if reasons := run_reasons(record):
+    if reasons := [*run_reasons(record), *_doubts(record)]:
         parts.append(_indented(reasons))
     return Group(*parts)
+
+
+def _doubts(record: Record) -> list[str]:
+    """Why nothing was proven about a subject whose cases all passed: of an INCONCLUSIVE run that is the very point."""
+    if record.verdict != "INCONCLUSIVE":
+        return []
+    doubted = [summary for summary in record.summaries if summary.verdict == "INCONCLUSIVE"]
+    reasons = [(summary, inexact_reasons(record, summary)) for summary in doubted]
+    return [f"{summary.subject}, {summary.dtype}: {found[0]}" for summary, found in reasons if found]
 
 
 def _heading(record: Record) -> Text:
@@ -150,7 +162,29 @@ def _ratio(item: Ratio | None) -> Text:
     return Text(number(item.value) if within else f"{number(item.value)} !", style="" if within else _STYLES["FAIL"])
 
 
-def _attention(result: ResultRecord) -> list[RenderableType]:
+def _attention(results: Sequence[ResultRecord]) -> list[RenderableType]:
+    """What is not a PASS: by subject, dtype and verdict the cases furthest over budget, and the names of others."""
+    together: dict[tuple[str, str, VerdictName], list[ResultRecord]] = {}
+    for result in results:
+        together.setdefault((result.subject, result.dtype, result.verdict), []).append(result)
+    parts: list[RenderableType] = []
+    for (subject, dtype, verdict), alike in together.items():
+        worst_first = sorted(alike, key=_over_budget, reverse=True)
+        for result in worst_first[:_MAX_RESULTS_SHOWN]:
+            parts += _result(result)
+        if others := [result.case for result in worst_first[_MAX_RESULTS_SHOWN:]]:
+            title = f"{subject}, {dtype}, {plural(len(others), 'case')} more, {_WRITTEN}"
+            parts += [Text(), _labelled(verdict, title), _indented([", ".join(others)])]
+    return parts
+
+
+def _over_budget(result: ResultRecord) -> float:
+    """How far the worst judgement of a result is over its budget; NaN is furthest."""
+    ratios = [ratio(judgement) for judgement in broken(result)]
+    return max((math.inf if math.isnan(found) else found for found in ratios if found is not None), default=0.0)
+
+
+def _result(result: ResultRecord) -> list[RenderableType]:
     title = f"{result.subject}, {result.dtype}, case {result.case}"
     parts: list[RenderableType] = [Text(), _labelled(result.verdict, title)]
     if reasons := own_reasons(result):
@@ -158,7 +192,7 @@ def _attention(result: ResultRecord) -> list[RenderableType]:
     judgements = broken(result)
     parts += [_indented([finding(judgement)]) for judgement in judgements[:_MAX_JUDGEMENTS_SHOWN]]
     if (more := len(judgements) - _MAX_JUDGEMENTS_SHOWN) > 0:
-        parts.append(_indented([f"and {plural(more, 'judgement')} more, in the written report"]))
+        parts.append(_indented([f"and {plural(more, 'judgement')} more, {_WRITTEN}"]))
     return parts
 
 

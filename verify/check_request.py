@@ -24,6 +24,7 @@ from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
+from verify.models.configs import TINY_CONFIGS
 from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import DTYPES, ModelRequest, requested_config
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
 _VIOLATIONS_KEPT = 50
 _TINY = "tiny"
-_LARGE = 16_384
-"""hidden_size x layers from which on a model is large; Qwen3-0.6B has 28,672."""
+_LARGE = 8_000_000
+"""Weights that multiply each token, from which on a model is large; one layer of Qwen3-0.6B and its head have 171 M."""
 
 
 class GateError(Exception):
@@ -102,8 +103,8 @@ class CheckOptions:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether the embedded tiny model is asked for: everything is cheap there."""
-        return self.model.lower() == _TINY
+        """Whether an embedded tiny model is asked for: everything is cheap there."""
+        return self.model.lower() in TINY_CONFIGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +323,9 @@ def _model_request(options: CheckOptions) -> ModelRequest:
 
 def _is_large(config: Any, num_layers: int | None) -> bool:
     """Whether a single pass takes seconds rather than milliseconds: then fewer things run unless they are asked for."""
-    return int(config.hidden_size) * (num_layers or int(config.num_hidden_layers)) >= _LARGE
+    hidden, layers = int(config.hidden_size), num_layers or int(config.num_hidden_layers)
+    of_a_layer = 4 * hidden**2 + 3 * hidden * int(config.intermediate_size)
+    return layers * of_a_layer + hidden * int(config.vocab_size) >= _LARGE
 
 
 def _subjects(options: CheckOptions, reduced: bool) -> tuple[Subject, ...]:

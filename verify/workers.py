@@ -123,7 +123,7 @@ def _forked(
     context = multiprocessing.get_context("fork")
     workers: list[_Worker] = []
     try:
-        with _interrupts_wait():
+        with interrupts_wait():
             for _ in range(num_processes):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, pieces, work), daemon=True)
@@ -145,8 +145,11 @@ def _forked(
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """An interrupt that arrives between a fork and the worker's decision to leave it to the parent waits."""
+def interrupts_wait() -> Iterator[None]:
+    """Interrupts that arrive while the context is open wait until it closes; processes begun in it never see one.
+
+    Such a process leaves interrupts to its parent, which ends it.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
     try:
         yield

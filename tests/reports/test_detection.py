@@ -52,7 +52,7 @@ def test_kinds_of_unseen_faults_are_named_by_how_many_they_are(passing_record: R
     spots = [BlindSpotRecord(what=f"kind {n}", why="", faults=["f"] * n) for n in (1, 3, 0, 2)]
     record = passing_record.model_copy(update={"blind_spots": spots})
     assert unseen(record, 9) == "kind 3 (3); kind 2 (2); kind 1 (1); kind 0"
-    assert unseen(record, 2) == "kind 3 (3); kind 2 (2); 2 kinds more, in the written report"
+    assert unseen(record, 2) == "kind 3 (3); kind 2 (2); 2 kinds more, in the report that --out writes"
     assert unseen(record.model_copy(update={"blind_spots": []}), 2) == ""
 
 

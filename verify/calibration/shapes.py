@@ -57,7 +57,8 @@ def hypothesis_version() -> str:
         import hypothesis
     except ImportError as error:
         raise HypothesisMissingError(
-            "calibrate draws its cases with hypothesis, which is not installed: pip install 'packparity[calibrate]'"
+            "calibrate draws its cases with hypothesis, which is not installed: install packparity with its extra, "
+            "'.[calibrate]' in place of '.'"
         ) from error
     return str(hypothesis.__version__)
 

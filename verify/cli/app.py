@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from typing import Annotated
 
 STARTED = time.perf_counter()
 """When the program began, before the heavy imports."""
@@ -22,6 +23,7 @@ from verify.cli.data import data  # noqa: E402
 from verify.cli.families import families  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
+from verify.cli.out_folder import no_empty_folder, out_folder  # noqa: E402
 from verify.cli.report import report  # noqa: E402
 from verify.cli.simulate import simulate  # noqa: E402
 from verify.cli.supervision import names_foreign_code, supervised  # noqa: E402
@@ -39,12 +41,25 @@ app.command()(simulate)
 app.command()(families)
 app.command()(report)
 
+
 _INTERRUPTED = 130
 """Status into which typer turns an interrupt."""
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from verify.environment import tool_version
+
+        typer.echo(f"packparity {tool_version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def _program() -> None:
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Verifies that packed preference training computes what unpacked training computes."""
 
 
@@ -60,9 +75,10 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> int:
     check_arguments(arguments)
-    # Not standalone: typer would draw a box around what is wrong, over several lines.
-    status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
-    if status == _INTERRUPTED:
+    with no_empty_folder(out_folder(arguments)):
+        # Not standalone: typer would draw a box around what is wrong, over several lines.
+        status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
+    if status == _INTERRUPTED and arguments[:1] != ["calibrate"]:  # which says itself what it keeps
         _say("interrupted: nothing was written")
     return int(status or 0) if arguments else 2
 
@@ -86,6 +102,8 @@ def _answered(run: Callable[[], int]) -> int:
         _say(f"nothing was proven: {type(error).__name__}: {error} (--debug shows where)")
         return 3
     except SystemExit:  # typer, where whoever reads standard output has gone; its status would be that of a FAIL
+        if "--help" in sys.argv:
+            return 0
         _say("nothing was proven: standard output was closed")
         return 3
 

@@ -13,6 +13,9 @@ _HELP_CASES = "Random cases over all dtypes, at least."
 _HELP_OUT = "Folder for calibration.json, .md, .svg and the journal that --resume reads."
 _HELP_JOBS = "Processes, each with one thread; the figures do not depend on it."
 
+_INTERRUPTED = 130
+"""As for every command that is interrupted."""
+
 
 def calibrate(
     out: Annotated[Path, typer.Option(help=_HELP_OUT)],
@@ -32,7 +35,7 @@ def calibrate(
     """Measure error / budget of honest subjects and of planted faults over thousands of random cases.
 
     The factors of the tolerance policy are chosen from it. FAIL (exit status 1) if an honest result is over budget.
-    Needs hypothesis: pip install 'packparity[calibrate]'.
+    Needs hypothesis, the extra "calibrate" of the package.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rich.console import Console
@@ -57,7 +60,7 @@ def calibrate(
         typer.echo(
             f"packparity: interrupted: what was measured is in {prepared.journal.path}; --resume goes on", err=True
         )
-        raise typer.Exit(exit_status(Verdict.INCONCLUSIVE)) from None
+        raise typer.Exit(_INTERRUPTED) from None
     written = write_calibration(record, out)
     if json:
         sys.stdout.write(calibration_json(record))

@@ -14,8 +14,8 @@ import typer
 from verify.cli.imports import HELP_JOBS, heavy_imports
 
 _HELP_MODEL = (
-    "tiny, qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b (published config, seeded weights), a checkpoint folder, or a JSON file "
-    "of a shape (seeded weights)."
+    "tiny, tiny-qwen2, -llama, -mistral, -qwen3-moe; qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b, llama-3.2-1b (published "
+    "config, seeded weights); a checkpoint folder; or a JSON file of a shape (seeded weights)."
 )
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
@@ -54,9 +54,11 @@ def check(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for record.json, report.md, report.html, junit.xml.")] = None,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Reduce each failure; a reproduction of it in --out.")
+        bool, typer.Option("--shrink", help="Reduce a failing case of each subject and dtype; a reproduction in --out.")
     ] = False,
-    shrink_seconds: Annotated[float, typer.Option(help="Time that --shrink may take, in all.", min=1)] = 60.0,
+    shrink_seconds: Annotated[
+        float | None, typer.Option(help="Time that --shrink may take, in all; 60.", min=1)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -78,6 +80,8 @@ def check(
     option_checks.check_variations(variation or ())
     option_checks.check_device_name(device)
     option_checks.check_numbers(seed=seed, threads=threads)
+    if shrink_seconds is not None and not shrink:
+        raise ValueError("--shrink-seconds goes with --shrink")
     preference_of(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
     option_checks.check_policy(policy)
     option_checks.check_data_options(
@@ -125,7 +129,7 @@ def check(
         policy=policy,
         out=out,
         shrink=shrink,
-        shrink_seconds=shrink_seconds,
+        shrink_seconds=60.0 if shrink_seconds is None else shrink_seconds,
     )
     import_s = time.perf_counter() - STARTED
     # Subjects print and exit as they like: neither may pass for the program's own output or status.
@@ -135,10 +139,15 @@ def check(
             out = out.resolve()
             discard_results(out)  # an interrupted run must not leave the results of another behind
             discard_reproductions(out)
-        with show_progress(quiet) as progress:
-            record = run_check(
-                prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
-            )
+        try:
+            with show_progress(quiet) as progress:
+                record = run_check(
+                    prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
+                )
+        except BaseException:
+            if out is not None:
+                discard_reproductions(out)  # of a run without a report
+            raise
     console = Console()
 
     def show() -> None:

@@ -21,7 +21,7 @@ def faults(
     jobs: Annotated[int | None, typer.Option(help=HELP_JOBS, min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for kill-matrix.json, .md and .html.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for kill-matrix.json, .md, .html and .xml (JUnit).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the kill matrix as JSON on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

@@ -18,6 +18,7 @@ from reports.families_record import FamiliesRecord, FamilyRecord, FamilyState, W
 from verify.environment import read_environment, tool_version
 from verify.families.names import causal_lm_classes
 from verify.families.probe import CALLS, NotBuiltError, probe
+from verify.workers import interrupts_wait
 
 Progress = Callable[[int, int, str], None]
 
@@ -85,7 +86,8 @@ def measure_apart(
     """
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(model_type, seed, sender), daemon=True)
-    process.start()
+    with interrupts_wait():
+        process.start()
     sender.close()
     try:
         if not receiver.poll(_SECONDS_TO_START):
