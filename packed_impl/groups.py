@@ -44,6 +44,26 @@ def completions(group: Group) -> tuple[TokenIds, ...]:
     return (*group.positives, *group.negatives)
 
 
+def group_sizes(groups: Sequence[Group]) -> list[tuple[int, int]]:
+    """Number of positives and of negatives of each group."""
+    return [(len(group.positives), len(group.negatives)) for group in groups]
+
+
+def check_negatives(groups: Sequence[Group], objective: str) -> None:
+    """Refuse groups that have nothing to prefer their positives to.
+
+    Args:
+        groups: Any groups.
+        objective: Who asks, for the message.
+
+    Raises:
+        ValueError: A group without a negative.
+    """
+    for index, group in enumerate(groups):
+        if not group.negatives:
+            raise ValueError(f"group {index} has no negative response: {objective} needs one at least")
+
+
 def check_groups(groups: Sequence[Group]) -> None:
     """Refuse what cannot be packed.
 

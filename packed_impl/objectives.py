@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from packed_impl.preference import PreferenceTerms, preference_terms
+from packed_impl.preference import PreferenceObjective, PreferenceTerms
 
 SFT_MEANS = ("token", "example")
 
@@ -69,15 +69,8 @@ def group_sigmoid(
         ValueError: ``beta`` or ``label_smoothing`` out of range, a group without a positive or a negative, or tensors
             that do not hold one value per completion.
     """
-    return preference_terms(
-        logps_K,
-        ref_logps_K,
-        torch.ones_like(logps_K),
-        sizes,
-        objective="sigmoid",
-        beta=beta,
-        label_smoothing=label_smoothing,
-    )
+    objective = PreferenceObjective("sigmoid", beta, label_smoothing)
+    return objective.terms(logps_K, ref_logps_K, torch.ones_like(logps_K), sizes)
 
 
 def supervised_sums(logps_C: Tensor, supervised_C: Tensor, completion_lengths: Sequence[int]) -> Tensor:

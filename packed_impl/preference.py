@@ -65,13 +65,27 @@ class PreferenceObjective:
         """``nll_weight``, or the default: 1 for "rpo" and GroupDPO, else 0."""
         return _TABLE[self.name].default_nll_weight if self.nll_weight is None else self.nll_weight
 
-    def scores(self, logp_sums_K: Tensor, counts_K: Tensor) -> Tensor:
+    def terms(
+        self, logp_sums_K: Tensor, ref_logp_sums_K: Tensor, counts_K: Tensor, sizes: Sequence[tuple[int, int]]
+    ) -> PreferenceTerms:
+        """Loss, rewards and margins of a batch; arguments and errors as in `preference_terms`."""
+        shapes = [tuple(of_all.shape) for of_all in (logp_sums_K, ref_logp_sums_K, counts_K)]
+        if set(shapes) != {expected := (sum(map(sum, sizes)),)}:
+            raise ValueError(
+                f"log-probs, ref_logps and counts of shapes {', '.join(map(str, shapes))}: "
+                f"expected {expected} for all, one for each completion of {len(sizes)} groups"
+            )
+        members = Members.of(sizes, logp_sums_K.device)
+        rewards_K = self.beta * (self._scores(logp_sums_K, counts_K) - self._scores(ref_logp_sums_K, counts_K))
+        loss = _TABLE[self.name].losses(rewards_K, members, self).mean()
+        if self.weight_of_nll:
+            mean_logps_M = (logp_sums_K / counts_K)[members.positives]
+            loss = loss - self.weight_of_nll * members.mean_over_positives(mean_logps_M).mean()
+        return PreferenceTerms(loss, rewards_K, members.margins(rewards_K))
+
+    def _scores(self, logp_sums_K: Tensor, counts_K: Tensor) -> Tensor:
         """Score of each completion: the sum of its supervised log-probs, or their mean; [K]."""
         return logp_sums_K / counts_K if _TABLE[self.name].score_is_mean else logp_sums_K
-
-    def losses(self, rewards_K: Tensor, members: Members) -> Tensor:
-        """Loss of each group on its rewards, without the NLL term; [G]."""
-        return _TABLE[self.name].losses(rewards_K, members, self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,20 +196,7 @@ def preference_terms(
         ValueError: As ``PreferenceObjective`` and ``Members.of``, or tensors that do not hold one value per completion.
     """
     preference = PreferenceObjective(objective, beta, label_smoothing, nll_weight)
-    shapes = [tuple(of_all.shape) for of_all in (logp_sums_K, ref_logp_sums_K, counts_K)]
-    if set(shapes) != {expected := (sum(map(sum, sizes)),)}:
-        raise ValueError(
-            f"log-probs, ref_logps and counts of shapes {', '.join(map(str, shapes))}: "
-            f"expected {expected} for all, one for each completion of {len(sizes)} groups"
-        )
-    members = Members.of(sizes, logp_sums_K.device)
-    ref_scores_K = preference.scores(ref_logp_sums_K, counts_K)
-    rewards_K = beta * (preference.scores(logp_sums_K, counts_K) - ref_scores_K)
-    loss = preference.losses(rewards_K, members).mean()
-    if preference.weight_of_nll:
-        mean_logps_M = (logp_sums_K / counts_K)[members.positives]
-        loss = loss - preference.weight_of_nll * members.mean_over_positives(mean_logps_M).mean()
-    return PreferenceTerms(loss, rewards_K, members.margins(rewards_K))
+    return preference.terms(logp_sums_K, ref_logp_sums_K, counts_K, sizes)
 
 
 def _segments(reduction: str, values: Tensor, lengths_G: Tensor) -> Tensor:

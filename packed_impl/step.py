@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from packed_impl.attention import attention_implementation, backend_named, causal_lm, gradient_support
 from packed_impl.frozen_policy import frozen_policy
+from packed_impl.groups import check_negatives, group_sizes
 from packed_impl.layout import Group, PackedLayout, pack
 from packed_impl.logps import completion_logps
 from packed_impl.objectives import SFT_MEANS, sft_mean, supervised_counts, supervised_sums
-from packed_impl.preference import PreferenceObjective, preference_terms
+from packed_impl.preference import PreferenceObjective
 
 DEFAULT_LOGIT_CHUNK = 1024
 
@@ -70,7 +71,7 @@ def layout_logps(
         ValueError: An unknown backend, gradients asked of a backend that has none on the model's device, gradient
             checkpointing without an outer ``attention_implementation``, or a model that cannot be run packed.
     """
-    _check_gradients(model, backend)
+    check_gradients(model, backend)
     with attention_implementation(model, backend):
         return _logps(model, layout, backend, logit_chunk)
 
@@ -83,8 +84,17 @@ def _logps(model: nn.Module, layout: PackedLayout, backend: str, logit_chunk: in
     return list(torch.split(logps_C, list(layout.completion_lengths)))
 
 
-def _check_gradients(model: nn.Module, backend: str) -> None:
-    """Refuse gradients that would be missing or wrong."""
+def check_gradients(model: nn.Module, backend: str) -> None:
+    """Refuse gradients that would be missing or wrong.
+
+    Args:
+        model: The causal LM, wrapped or not.
+        backend: One of ``attention.BACKENDS``.
+
+    Raises:
+        ValueError: Gradients are on, and the backend has none on the model's device, or gradient checkpointing would
+            compute them through another attention.
+    """
     if not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in model.parameters()):
         return
     language_model = causal_lm(model)
@@ -165,13 +175,11 @@ def dpo_loss(
         ValueError: A group without a negative, a model without an adapter that is on, or as ``PreferenceObjective``,
             ``layout.pack`` and ``layout_logps``.
     """
-    PreferenceObjective(objective, beta, label_smoothing, nll_weight)  # refuses bad parameters before the passes
-    for index, group in enumerate(groups):
-        if not group.negatives:
-            raise ValueError(f"group {index} has no negative response: {objective} needs one at least")
+    preference = PreferenceObjective(objective, beta, label_smoothing, nll_weight)
+    check_negatives(groups, objective)
     backend_named(backend)
     packed = pack(groups, layout=layout, rows=rows)
-    _check_gradients(model, backend)
+    check_gradients(model, backend)
     with attention_implementation(model, backend):
         with frozen_policy(model):
             ref = _logps(model, packed, backend, logit_chunk)
@@ -180,16 +188,8 @@ def dpo_loss(
     logp_sums_K, ref_logp_sums_K = (
         supervised_sums(torch.cat(logps), supervised_C, packed.completion_lengths) for logps in (policy, ref)
     )
-    terms = preference_terms(
-        logp_sums_K,
-        ref_logp_sums_K,
-        supervised_counts(supervised_C, packed.completion_lengths),
-        [(len(group.positives), len(group.negatives)) for group in groups],
-        objective=objective,
-        beta=beta,
-        label_smoothing=label_smoothing,
-        nll_weight=nll_weight,
-    )
+    counts_K = supervised_counts(supervised_C, packed.completion_lengths)
+    terms = preference.terms(logp_sums_K, ref_logp_sums_K, counts_K, group_sizes(groups))
     return PackedLoss(terms.loss, terms.rewards, terms.margins, policy, ref)
 
 
