@@ -182,6 +182,7 @@ def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
     """The record of a model and of its adapters."""
     model = built.model
     base = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
+    adapted = model.peft_config["default"].target_modules
     return ModelRecord(
         name=Path(request.name).resolve().name if request.is_checkpoint or request.config else request.name.lower(),
         weights=built.weights,
@@ -190,7 +191,11 @@ def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
         num_layers=int(model.config.num_hidden_layers),
         num_layers_published=built.num_layers_published,
         config=cast(dict[str, Any], model.config.to_diff_dict()),
-        lora={**asdict(request.lora), "targets": list(request.lora.targets), "initialisation": "both factors non-zero"},
+        lora={
+            **asdict(request.lora),
+            "targets": [target for target in request.lora.targets if target in adapted],
+            "initialisation": "both factors non-zero",
+        },
     )
 
 

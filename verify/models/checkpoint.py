@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from verify.models.random_weights import freeze
+from verify.models.random_weights import IMPLEMENTATIONS, freeze
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -48,9 +48,7 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
         config.layer_types = config.layer_types[:depth]
     try:
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
-            )
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False, **IMPLEMENTATIONS)
     except Exception as error:  # whatever a config that is not one makes transformers raise
         raise CheckpointError(f"{folder}/config.json: no causal LM can be built from it: {error}") from error
     model.tie_weights()  # part of the initialisation that was left out
@@ -108,8 +106,26 @@ def _read_tensors(folder: Path) -> Iterable[tuple[str, Tensor]]:
             raise CheckpointError(f"{file}: damaged or not safetensors: {error}") from error
 
 
+def _by_name_on_disk(model: Any) -> dict[str, Tensor]:
+    """Parameters by their names in a checkpoint, where each expert's matrices lie on their own.
+
+    In memory an expert's gate and up projection are the upper and the lower half of one matrix.
+    """
+    places: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        experts, _, part = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            places[name] = parameter
+            continue
+        for index, matrix in enumerate(parameter.detach()):
+            halves = zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
+            of_expert = dict(halves) if part == "gate_up_proj" else {part: matrix}
+            places |= {f"{experts}.{index}.{each}.weight": place for each, place in of_expert.items()}
+    return places
+
+
 def _fill(model: Any, tensors: Iterable[tuple[str, Tensor]], folder: Path, depth: int) -> None:
-    parameters = dict(model.named_parameters())
+    parameters = _by_name_on_disk(model)
     tied = {name for name in model.state_dict() if name not in parameters} & {"lm_head.weight"}
     filled: set[str] = set()
     unexpected = []

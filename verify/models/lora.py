@@ -17,7 +17,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+LORA_TARGETS = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,8 @@ class LoraSpec:
         rank: Rank of the update.
         alpha: PEFT's ``lora_alpha``; the update is scaled by alpha / rank.
         strength: RMS of the update relative to the RMS of the weight it is added to.
-        targets: Names of the linear layers that get an adapter.
+        targets: Names of the linear layers that get an adapter, where the model has them: under experts only those of
+            attention are linear layers.
     """
 
     rank: int = 8
@@ -40,6 +42,26 @@ class LoraSpec:
     def scaling(self) -> float:
         """Factor in front of B A."""
         return self.alpha / self.rank
+
+    def targets_in(self, *, has_experts: bool) -> tuple[str, ...]:
+        """The targets that a model has.
+
+        The weights of experts are tensors of their own, for which PEFT takes the MLP's names, also where one layer has
+        an MLP: it would put another kind of adapter on them.
+
+        Args:
+            has_experts: Some MLP is made of experts.
+
+        Raises:
+            ValueError: None is left.
+        """
+        targets = tuple(name for name in self.targets if not has_experts or name in ATTENTION_TARGETS)
+        if not targets:
+            raise ValueError(
+                f"adapters on {', '.join(self.targets)} of a model with experts: give some of "
+                f"{', '.join(ATTENTION_TARGETS)}; adapters on the weights of experts are not supported"
+            )
+        return targets
 
 
 def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
@@ -56,11 +78,12 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
     Returns:
         The PEFT model in eval mode; only LoRA tensors require grad.
     """
+    has_experts = any(".experts." in name for name, _ in model.named_parameters())
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
         lora_dropout=0.0,
-        target_modules=list(spec.targets),
+        target_modules=list(spec.targets_in(has_experts=has_experts)),
         bias="none",
         task_type="CAUSAL_LM",
     )

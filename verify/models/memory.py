@@ -3,38 +3,68 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reports.words import size
 from verify.models.configs import NamedConfig
-from verify.models.lora import LoraSpec
+from verify.models.lora import ATTENTION_TARGETS, LoraSpec
 from verify.models.request import DTYPES, ModelRequest
 
 
 def num_weights(config: NamedConfig, num_layers: int, lora: LoraSpec) -> int:
-    """Weights of a Qwen3 decoder and its adapters, tied ones once.
+    """Weights of a decoder and its adapters, tied ones once.
 
     Args:
         config: The shape.
         num_layers: Depth.
         lora: The adapters: rank * (in + out) for each linear layer that gets one.
     """
+    hidden, experts = config.hidden_size, config.experts
+    sparse_layers = sum(map(experts.stand_in, range(num_layers))) if experts else 0
+    dense_layers = num_layers - sparse_layers
+    attention, mlp = _attention_shapes(config), _mlp_shapes(config)
+    linear = (attention | mlp) if experts is None else attention
+    adapters = lora.rank * sum(sum(linear[target]) for target in lora.targets_in(has_experts=experts is not None))
+    norms = 2 * hidden + (2 * config.head_dim if config.model_type in ("qwen3", "qwen3_moe") else 0)
+    count = num_layers * (norms + _products(attention) + _num_biases(config) + adapters) + dense_layers * _products(mlp)
+    if experts is not None:
+        each = hidden + 3 * hidden * experts.moe_intermediate_size  # a row of the router, and three matrices
+        count += sparse_layers * experts.num_experts * each
+    embeddings = (1 if config.tie_word_embeddings else 2) * config.vocab_size * hidden
+    return embeddings + hidden + count
+
+
+def _attention_shapes(config: NamedConfig) -> dict[str, tuple[int, int]]:
+    """Linear layers of attention by name, (in, out)."""
     hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    linear = {
+    return {
         "q_proj": (hidden, queries),
         "k_proj": (hidden, keys),
         "v_proj": (hidden, keys),
         "o_proj": (queries, hidden),
-        "gate_proj": (hidden, config.intermediate_size),
-        "up_proj": (hidden, config.intermediate_size),
-        "down_proj": (config.intermediate_size, hidden),
     }
-    norms = 2 * hidden + 2 * config.head_dim
-    layer = norms + sum(size_in * size_out for size_in, size_out in linear.values())
-    adapters = lora.rank * sum(sum(linear[target]) for target in lora.targets)
-    embeddings = (1 if config.tie_word_embeddings else 2) * config.vocab_size * hidden
-    return embeddings + hidden + num_layers * (layer + adapters)
+
+
+def _mlp_shapes(config: NamedConfig) -> dict[str, tuple[int, int]]:
+    """Linear layers of a dense MLP by name, (in, out)."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+
+
+def _products(shapes: Mapping[str, tuple[int, int]]) -> int:
+    return sum(size_in * size_out for size_in, size_out in shapes.values())
+
+
+def _num_biases(config: NamedConfig) -> int:
+    """Biases of one layer."""
+    sizes = {name: size_out for name, (_, size_out) in (_attention_shapes(config) | _mlp_shapes(config)).items()}
+    names: tuple[str, ...] = ATTENTION_TARGETS if config.attention_bias else ()
+    if config.model_type == "qwen2":
+        names = ("q_proj", "k_proj", "v_proj")
+    if config.mlp_bias:
+        names += ("gate_proj", "up_proj", "down_proj")
+    return sum(sizes[name] for name in names)
 
 
 def check_memory(request: ModelRequest, dtypes: Sequence[str], available: int | None = None) -> None:

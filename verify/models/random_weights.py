@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.initialization import no_init_weights
 
-from verify.models.configs import NamedConfig
+from verify.models.configs import ModelType, NamedConfig
 from verify.models.lora import rounded_normal
 
 _NORM_SPREAD = 0.1
+_CONFIG_CLASSES: Mapping[ModelType, type[PreTrainedConfig]] = {
+    "qwen3": Qwen3Config,
+    "qwen2": Qwen2Config,
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+}
+IMPLEMENTATIONS = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+"""Of attention and of experts: transformers' default for experts, a grouped product, knows no float64."""
 
 
-def hf_config(config: NamedConfig, num_layers: int) -> Qwen3Config:
+def hf_config(config: NamedConfig, num_layers: int) -> PreTrainedConfig:
     """The transformers config, with the depth that was asked for."""
-    return Qwen3Config(
+    return _CONFIG_CLASSES[config.model_type](
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -26,19 +45,40 @@ def hf_config(config: NamedConfig, num_layers: int) -> Qwen3Config:
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         tie_word_embeddings=config.tie_word_embeddings,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        attention_bias=False,
-        use_sliding_window=False,
+        rms_norm_eps=config.rms_norm_eps,
+        # Enters no computation of these rope types.
+        max_position_embeddings=40960 if config.rope_scaling is None else 131072,
+        rope_parameters=_rope_parameters(config),
+        **_family_fields(config),
     )
 
 
+def _rope_parameters(config: NamedConfig) -> dict[str, Any]:
+    if config.rope_scaling is None:
+        return {"rope_type": "default", "rope_theta": config.rope_theta}
+    return {"rope_type": "llama3", "rope_theta": config.rope_theta, **asdict(config.rope_scaling)}
+
+
+def _family_fields(config: NamedConfig) -> dict[str, Any]:
+    """The fields that the config class of the family has and others lack."""
+    if config.model_type == "llama":
+        return {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
+    if config.model_type == "mistral":
+        return {"sliding_window": config.sliding_window}
+    if config.model_type == "qwen2":
+        return {"use_sliding_window": False}
+    fields = {"attention_bias": config.attention_bias, "use_sliding_window": False}
+    if config.experts is None:
+        return fields
+    experts = asdict(config.experts)
+    return fields | experts | {"mlp_only_layers": list(config.experts.mlp_only_layers)}
+
+
 def build_random(config: NamedConfig, *, num_layers: int, dtype: torch.dtype, seed: int) -> Any:
-    """Build a Qwen3 causal LM with seeded weights that bfloat16 represents exactly.
+    """Build a causal LM with seeded weights that bfloat16 represents exactly.
 
     Every dtype then runs the very same weights, and one float64 oracle serves them all. Norm weights are drawn
-    around 1, since a norm of all ones would hide one that is left out.
+    around 1, since a norm of all ones would hide one that is left out, and biases around 0 as all other weights are.
 
     Args:
         config: The named config.
@@ -50,7 +90,7 @@ def build_random(config: NamedConfig, *, num_layers: int, dtype: torch.dtype, se
         The model on the CPU, in eval mode, nothing requiring grad.
     """
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(hf_config(config, num_layers), dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(hf_config(config, num_layers), dtype=dtype, **IMPLEMENTATIONS)
     model.tie_weights()  # part of the initialisation that was left out
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verify.models.configs import NAMED_CONFIGS, named_config
+from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.packing_plan.costs import Decoder
 from verify.strict_json import JsonFileError, read_json
 
@@ -58,15 +58,23 @@ def read_decoder_sizes(model: str) -> DecoderSizes:
     """
     path = Path(model)
     if model.lower() in NAMED_CONFIGS:
-        return DecoderSizes(model.lower(), named_config(model))
+        return DecoderSizes(model.lower(), _dense(named_config(model), model))
     if model.lower().endswith(".json"):
         from verify.models.shape_file import read_shape  # with torch and peft, for the adapters that a shape has
 
-        return DecoderSizes(path.name, read_shape(path).config)
+        return DecoderSizes(path.name, _dense(read_shape(path).config, model))
     if path.is_dir():
         return DecoderSizes(path.resolve().name, _of_checkpoint(path))
     named_config(model)  # says which names there are
     raise AssertionError(f"{model} is not among the names, but has a config")
+
+
+def _dense(config: NamedConfig, model: str) -> NamedConfig:
+    if config.experts is not None:
+        raise ValueError(
+            f"model {model}: FLOPs are predicted for dense decoders with gated feed-forward layers, not for experts"
+        )
+    return config
 
 
 def _of_checkpoint(folder: Path) -> Decoder:

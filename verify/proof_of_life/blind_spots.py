@@ -48,7 +48,9 @@ _OPTIONS = (
         ("attention-scale-from-hidden-size",),
         lambda request, config: (
             "heads times head dimension is the hidden size"
-            if config.num_attention_heads * config.head_dim == config.hidden_size
+            # A config without head_dim divides the hidden size by the heads.
+            if not getattr(config, "head_dim", None)
+            or config.num_attention_heads * config.head_dim == config.hidden_size
             else ""
         ),
     ),
