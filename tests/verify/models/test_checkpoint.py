@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from verify.models.checkpoint import CheckpointError, load_checkpoint
-from verify.models.configs import named_config
+from verify.models.configs import TINY_CONFIGS, named_config
 from verify.models.random_weights import build_random
 from verify.models.request import ModelRequest, build_model, vocabulary_size
 
 WEIGHTS = "model.safetensors"
 UP_PROJ = "model.layers.1.mlp.up_proj.weight"
+EXPERT = "model.layers.1.mlp.experts.7"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,37 @@ def test_a_tied_head_may_lie_in_the_file_as_well(tmp_path: Path, original: Any) 
     tied.save_pretrained(tmp_path)
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     assert torch.equal(load(tmp_path).lm_head.weight, tied.lm_head.weight)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY_CONFIGS if name != "tiny"])
+def test_every_family_comes_back_from_its_folder_as_it_was_saved(tmp_path: Path, name: str) -> None:
+    built = build_random(named_config(name), num_layers=2, dtype=torch.float32, seed=5)
+    built.save_pretrained(tmp_path)
+    assert_same(load(tmp_path), built)
+    assert load(tmp_path, num_layers=1).config.model_type == named_config(name).model_type
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(f"{EXPERT}.up_proj.weight"), rf"1 missing \({EXPERT}\.up_proj\.weight\) keys"),
+        (
+            lambda t: t.update({f"{EXPERT}.up_proj.weight": t[f"{EXPERT}.up_proj.weight"][:-1].contiguous()}),
+            r"up_proj\.weight has shape \(31, 64\); the config asks for \(32, 64\)",
+        ),
+        (
+            lambda t: t.update({EXPERT.replace("7", "8") + ".up_proj.weight": torch.zeros(32, 64)}),
+            r"1 unexpected \(model\.layers\.1\.mlp\.experts\.8\.up_proj\.weight\)",
+        ),
+    ],
+)
+def test_every_matrix_of_every_expert_is_accounted_for(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
+) -> None:
+    build_random(named_config("tiny-qwen3-moe"), num_layers=2, dtype=torch.float32, seed=5).save_pretrained(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
 
 
 def test_a_cut_keeps_the_first_layers_and_the_rest(saved: Path, original: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from verify.models.configs import named_config
+from verify.models.configs import TINY_CONFIGS, NamedConfig, named_config
 from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory, num_weights
 from verify.models.request import ModelRequest, build_model
@@ -15,12 +15,24 @@ TINY = named_config("tiny")
 LORA = LoraSpec(rank=3)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_as_many_weights_are_counted_as_the_built_model_has(tied: bool) -> None:
-    config = replace(TINY, tie_word_embeddings=tied)
-    request = ModelRequest(name="mine", config=config, num_layers=1, lora=LORA)
+LLAMA, MOE = TINY_CONFIGS["tiny-llama"], TINY_CONFIGS["tiny-qwen3-moe"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *TINY_CONFIGS.values(),
+        replace(TINY, tie_word_embeddings=True),
+        replace(TINY, attention_bias=True),
+        replace(LLAMA, attention_bias=True, mlp_bias=True),
+        replace(MOE, experts=MOE.experts and replace(MOE.experts, mlp_only_layers=(0,))),
+        replace(MOE, attention_bias=True, experts=MOE.experts and replace(MOE.experts, decoder_sparse_step=2)),
+    ],
+)
+def test_as_many_weights_are_counted_as_the_built_model_has(config: NamedConfig) -> None:
+    request = ModelRequest(name="mine", config=config, num_layers=2, lora=LORA)
     built = build_model(request, "bfloat16").model
-    assert num_weights(config, 1, LORA) == sum(parameter.numel() for parameter in built.parameters())
+    assert num_weights(config, 2, LORA) == sum(parameter.numel() for parameter in built.parameters())
 
 
 def test_weights_that_fill_the_memory_are_taken_and_one_byte_less_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from verify.models.configs import named_config
+from verify.models.configs import TINY_CONFIGS, named_config
 from verify.models.lora import LORA_TARGETS, LoraSpec, adapters_off, add_lora
 from verify.models.random_weights import build_random
 from verify.models.request import DTYPES, ModelRequest, ModelUnderTest, build_model, check_device, vocabulary_size
@@ -42,6 +42,14 @@ def test_every_tensor_has_the_dtype_that_was_asked_for(tiny: Tiny, dtype: str) -
 
 def test_bfloat16_represents_every_value(tiny: Tiny) -> None:
     assert all(torch.equal(t.bfloat16().double(), t) for t in tensors(tiny("float64")).values())
+
+
+@pytest.mark.parametrize("family", [name for name in TINY_CONFIGS if name != "tiny"])
+def test_no_weight_or_bias_of_another_family_is_a_plain_one_or_zero(family: str) -> None:
+    model = build_random(named_config(family), num_layers=1, dtype=torch.float32, seed=0)
+    assert all(float(tensor.std()) > 0.05 for tensor in model.parameters())
+    names = [name for name, _ in model.named_parameters() if name.endswith("bias")]
+    assert len(names) == (3 if family == "tiny-qwen2" else 0)
 
 
 def test_no_weight_is_a_plain_one_or_zero(tiny: Tiny) -> None:
@@ -80,6 +88,17 @@ def test_only_lora_tensors_require_grad_and_none_is_zero(tiny: Tiny) -> None:
     assert len(trainable) == 2 * len(LORA_TARGETS)
     assert all(bool(p.detach().all()) for n, p in model.named_parameters() if n in trainable)
     assert not any(module.training for module in model.modules())
+
+
+def test_adapters_of_a_model_with_experts_are_those_of_attention() -> None:
+    model = build_model(ModelRequest(name="tiny-qwen3-moe", num_layers=1), "float32").model
+    adapted = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    only_mlp = LoraSpec(targets=("gate_proj", "up_proj"))
+    with pytest.raises(
+        ValueError, match=r"gate_proj, up_proj of a model with experts: give some of q_proj, .* not supp"
+    ):
+        build_model(ModelRequest(name="tiny-qwen3-moe", num_layers=1, lora=only_mlp), "float32")
 
 
 @pytest.mark.parametrize("strength", [0.05, 0.3])
