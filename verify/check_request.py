@@ -13,10 +13,12 @@ import torch
 
 from reports.record import DataRecord, Environment, Record
 from verify.case_files import read_cases
-from verify.cases import Case, real_cases, synthetic_cases, tiny_cases, under
+from verify.cases import Case, under
 from verify.check_notes import notes_of
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.checks.check import ExactCheck
+from verify.default_cases.real_size import real_cases, synthetic_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.environment import read_environment
 from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate

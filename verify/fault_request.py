@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
+from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import biting_cases
 from verify.faults.fault import Mutation
 from verify.faults.kernels import NOISY_KERNELS, NoisyKernel

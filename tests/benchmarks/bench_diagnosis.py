@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from verify.cases import CASE_KINDS, tiny_cases
+from verify.cases import CASE_KINDS
+from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.diagnose import Diagnostician
 from verify.diagnosis.measurement import Attribution, leave_one_out
 from verify.diagnosis.study import Workbench

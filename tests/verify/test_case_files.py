@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.case_files import cases_text, read_cases
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
+from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
 from verify.strict_json import JsonFileError
 

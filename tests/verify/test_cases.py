@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.cases import Case, real_cases, synthetic_cases, tiny_cases
+from verify.cases import Case
+from verify.default_cases.real_size import real_cases, synthetic_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
 
 VOCABULARY = 257
@@ -65,7 +67,7 @@ def test_several_groups_come_in_one_case_evenly_and_unevenly() -> None:
     counts = {len(case.groups) for case in CASES}
     assert 2 in counts
     assert max(counts) >= 4
-    (many,) = [case for case in CASES if len(case.groups) == max(counts) and case.kind == "pairs"]
+    (many,) = [case for case in CASES if len(case.groups) == 5]
     assert len({len(group.prompt_ids) for group in many.groups}) == len(many.groups)
 
 
@@ -130,14 +132,14 @@ def test_another_seed_gives_other_tokens_of_the_same_shape() -> None:
         assert shape(one) == shape(other)
 
 
-def test_no_seed_makes_the_two_responses_of_a_pair_equal() -> None:
-    """Equal responses have a margin of zero: the case would prove nothing, and the run with it."""
+def test_no_seed_makes_a_preferred_response_equal_to_a_rejected_one() -> None:
+    """Their margin is zero: of a pair the case would prove nothing, and the run with it."""
     equal = [
         (seed, case.name)
         for seed in range(600)
         for case in tiny_cases(VOCABULARY, seed)
         for group in case.groups
-        if len(set(group.completions)) < len(group.completions)
+        if set(group.positives) & set(group.negatives)
     ]
     assert equal == []
 
@@ -166,9 +168,11 @@ def shared_lengths(group: PreferenceGroup) -> set[int]:
     }
 
 
-def test_some_group_branches_four_levels_deep_and_has_a_response_that_ends_inside_its_tree() -> None:
-    """Prompt, and under it three turns at whose ends responses part: four segments on the longest path."""
-    (deep,) = [g for groups in groups_of_kind("groups") for g in groups if len(shared_lengths(g) - {0}) >= 3]
+@pytest.mark.parametrize(("levels", "case"), [(4, "tree-of-turns"), (5, "groups-long")])
+def test_responses_part_at_so_many_levels_and_one_ends_inside_the_tree(levels: int, case: str) -> None:
+    """Prompt, and under it turns at whose ends responses part or end: so many segments on the longest path."""
+    (groups,) = (c.groups for c in CASES if c.name == case)
+    (deep,) = [group for group in groups if len(shared_lengths(group) - {0}) >= levels - 1]
     assert any(y[: len(x)] == x for x in deep.completions for y in deep.completions if len(x) < len(y))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verify.cases import tiny_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.frozen_subject import frozen
 from verify.subject import OPTIONAL_METHODS, SubjectError, bounded, layout_of, owns_loss, said_by, support_for
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
+from verify.default_cases.tiny import tiny_cases
 from verify.frozen_subject import frozen
 from verify.gate import GateRequest, run_gate
 from verify.groups import PreferenceGroup

@@ -11,8 +11,9 @@ from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
-from verify.cases import synthetic_cases, tiny_cases
 from verify.data.rows import check_file
+from verify.default_cases.real_size import synthetic_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.models.configs import NAMED_CONFIGS, named_config
 from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, DTYPE_NAMES, VARIATION_NAMES
 from verify.tolerance import load_policy

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
-from verify.cases import Case, tiny_cases, under
+from verify.cases import Case, under
 from verify.checks.cases import check_cases
 from verify.checks.check import Finding
+from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.cases import case_in_words
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.patterns.over_cases import case_patterns

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from verify.cases import tiny_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.cases import CASE_NAME
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.measurement import leave_one_out

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
 from verify.comparison import Quantity
+from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.differences import GradientDifference
 from verify.diagnosis.patterns.over_cases import case_patterns
 from verify.diagnosis.patterns.over_quantities import quantity_patterns

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.cases import tiny_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.cases import diagnostic_cases, richest_first
 from verify.diagnosis.tokens import describe, path_ids, tracked_tokens
 from verify.faults.catalogue import FAULTS

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
+from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.cases import diagnostic_cases, kinds_to_try
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.tokens import path_ids, path_numbers, tracked_tokens

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
 from verify.checks.check import EXACT_CHECK_NAMES
+from verify.default_cases.tiny import tiny_cases
 from verify.fault_request import OBJECTIVE
 from verify.faults import layout_conditions
 from verify.faults.catalogue import CATALOGUE, FAULTS, biting_cases, mutation_named

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from verify.cases import CASE_KINDS, Case, tiny_cases
+from verify.cases import CASE_KINDS, Case
+from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Packing
 from verify.gate import GateOutcome

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
 from verify.checks.check import EXACT_CHECK_NAMES, Finding
+from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.fault import Fault

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from verify.cases import tiny_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.faults import bins, examples, larger_groups, prefix_trees
 from verify.faults.catalogue import CATALOGUE, biting_cases, mutation_named
 from verify.faults.fault import Fault, Mutation

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from reports.kill_matrix_store import read_kill_matrix
-from verify.cases import tiny_cases
 from verify.cli.app import app, main
+from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import CATALOGUE, mutation_named
 from verify.faults.fault import EquivalentMutant, Fault
 from verify.faults.selection import asked_where_it_bites, select_mutations

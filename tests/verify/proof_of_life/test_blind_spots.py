@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from reports.record import BlindSpotRecord
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
+from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import FAULTS, biting_cases, mutation_named
 from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from reports.record import Record
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
+from verify.default_cases.tiny import tiny_cases
 from verify.environment import read_environment
 from verify.gate import GateOutcome, GateRequest, run_gate
 from verify.models.lora import LoraSpec

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from verify.cases import CASE_KINDS, Case, CaseKind, synthetic_cases, tiny_cases
+from verify.cases import CASE_KINDS, Case, CaseKind
+from verify.default_cases.real_size import synthetic_cases
+from verify.default_cases.tiny import tiny_cases
 from verify.faults.fault import BINS, BLOCK_DIAGONAL, PREFIX_TREE
 from verify.faults.stages import STAGES
 from verify.gate import GateRequest
@@ -134,8 +136,9 @@ def test_the_passes_of_a_subject_count_only_on_cases_that_it_takes(
     several = [case for case in CASES if len(case.groups) > 1 and case.kind != "examples"]
     of = {s.name: slots_in_passes(replace(request_, subjects=(s,))) for s in PACKED_SUBJECTS}
     left_out = sum(packed_slots(case) for case in CASES if case not in several and case.kind != "examples")
-    rollouts = next(case for case in CASES if case.name == "rollouts-of-one-prompt")  # what it takes of examples
-    assert of["dense-sdpa"] - of["dense-sdpa/row-per-group"] == 3 * left_out + 2 * packed_slots(rollouts)
+    of_examples = ("rollouts-of-one-prompt", "conversation-turn-by-turn")  # where prompts are shared
+    shared = sum(packed_slots(case) for case in CASES if case.name in of_examples)
+    assert of["dense-sdpa"] - of["dense-sdpa/row-per-group"] == 3 * left_out + 2 * shared
 
 
 @pytest.mark.parametrize("kind", CASE_KINDS)

@@ -16,7 +16,8 @@ import pytest
 import verify
 from reports.store import read_record
 from verify.case_files import read_cases
-from verify.cases import Case, tiny_cases
+from verify.cases import Case
+from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, build_model

@@ -1,0 +1,1 @@
+"""The cases of a run that names none."""
