@@ -192,6 +192,22 @@ def test_the_other_backends_agree(tiny_model: Build, uneven_groups: Callable[[in
     assert worst(gradients(model), expected) < GRADIENT_TOLERANCE
 
 
+def test_gradient_checkpointing_recomputes_the_attention_of_the_step(
+    tiny_model: Build, uneven_groups: Callable[[int], list[Any]]
+) -> None:
+    model, groups = tiny_model(torch.float64), uneven_groups(1)
+    dpo_loss(model, groups, backend="split", beta=0.4, objective="groupdpo-margin").loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    base = model.train().get_base_model()
+    enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    two_pass_step(
+        model, groups, backend="split", beta=0.4, objective="groupdpo-margin", branches_per_micro_batch=4, logit_chunk=5
+    )
+    assert worst(gradients(model), expected) < GRADIENT_TOLERANCE
+
+
 def test_a_step_adds_to_the_gradients_that_are_there(
     tiny_model: Build, uneven_groups: Callable[[int], list[Any]]
 ) -> None:
