@@ -47,6 +47,11 @@ WRONG = {
     "unknown dtype": (["check", "--dtype", "half"], "unknown dtype 'half': give one of float64, float32, bfloat16"),
     "unknown case": (["check", "--case", "balancd"], "unknown case 'balancd' (did you mean balanced?)"),
     "unknown variation": (["check", "--variation", "eagr"], "unknown variation 'eagr' (did you mean eager?)"),
+    "unknown objective": (["check", "--objective", "dpo"], "unknown objective 'dpo': give one of sigmoid, robust"),
+    "robust without smoothing": (["check", "--objective", "robust"], "robust without any is sigmoid"),
+    "hinge with smoothing": (["check", "--objective", "hinge", "--label-smoothing", "0.1"], "hinge has none"),
+    "negative NLL": (["check", "--nll-weight", "-1"], "nll_weight is -1.0: it must be a number of at least 0"),
+    "time without --shrink": (["check", "--shrink-seconds", "5"], "--shrink-seconds goes with --shrink"),
     "unknown backend": (["check", "--backend", "sdpa"], "unknown backend 'sdpa': give one of dense-eager, "),
     "unknown subject": (["check", "--subject", "dense-sdp"], "unknown subject 'dense-sdp' (did you mean dense-sdpa?)"),
     "two ways": (["check", "--subject", "flex", "--backend", "flex"], "give --subject or --backend, not both"),
@@ -125,3 +130,8 @@ def test_what_a_message_quotes_reaches_a_terminal_only_in_printable_form(call: C
         assert (status, out) == (2, "")
         assert shown in err
         assert err.removesuffix("\n").isprintable()
+
+
+def test_the_version_is_printed(call: Call) -> None:
+    status, out, err = call("--version")
+    assert (status, out.split()[0], err) == (0, "packparity", "")
