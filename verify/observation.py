@@ -15,7 +15,16 @@ from verify.model_state import Baseline, restored_model
 from verify.models.lora import adapters_off
 from verify.objective import Objective, Preference, Sft
 from verify.slots import SlotCount, count_slots
-from verify.subject import Subject, SubjectError, check_logps, check_loss, gradient_support, owns_loss, said_by
+from verify.subject import (
+    Subject,
+    SubjectError,
+    backward_done,
+    check_logps,
+    check_loss,
+    gradient_support,
+    owns_loss,
+    said_by,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +155,15 @@ def _run_passes(
     phases: list[PhaseSlots] = []
     with torch.set_grad_enabled(differentiable):
         if owns_loss(subject):
-            loss, rewards, logps = _own_loss(subject, model, groups, objective, differentiable, phases)
+            loss, rewards, logps, done = _own_loss(subject, model, groups, objective, differentiable, phases)
+            gradients = lora_gradients(loss, model, done=done) if differentiable else None
             if logps is None:
                 logps = _policy_and_reference(subject, model, groups, objective, False, phases)
         else:
             logps = _policy_and_reference(subject, model, groups, objective, differentiable, phases)
             values = apply_objective(logps.policy, logps.reference, groups, objective)
             loss, rewards = values.loss, values.rewards
-        gradients = lora_gradients(loss, model) if differentiable else None
+            gradients = lora_gradients(loss, model) if differentiable else None
     elapsed_s = time.perf_counter() - start
     return _Passes(
         tuple(map(to_float64, logps.policy)),
@@ -210,7 +220,8 @@ def _own_loss(
     objective: Objective,
     differentiable: bool,
     phases: list[PhaseSlots],
-) -> tuple[Tensor, Tensor, _Logps | None]:
+) -> tuple[Tensor, Tensor, _Logps | None, bool]:
+    """Loss, rewards, the log-probs that came with them, and whether backward was done."""
     with count_slots(model) as slots:
         output = subject.loss(model, groups, objective)  # type: ignore[attr-defined]
     phases.append(PhaseSlots("loss", slots))
@@ -218,30 +229,42 @@ def _own_loss(
     loss, rewards = check_loss(
         output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
     )
+    done = backward_done(output, subject.name)
     given = getattr(output, "per_token_logps", None), getattr(output, "ref_per_token_logps", None)
     if given[0] is None or (given[1] is None and not isinstance(objective, Sft)):
-        return loss, rewards, None
+        return loss, rewards, None, done
     if isinstance(objective, Sft):
         logps = check_logps(given[0], groups, subject=subject.name, differentiable=False)
-        return loss, rewards, _Logps(logps, ())
+        return loss, rewards, _Logps(logps, ()), done
     policy, reference = (check_logps(part, groups, subject=subject.name, differentiable=False) for part in given)
-    return loss, rewards, _Logps(policy, reference)
+    return loss, rewards, _Logps(policy, reference), done
 
 
-def lora_gradients(loss: Tensor, model: Any) -> dict[str, Tensor]:
-    """Run backward and read the gradient of every LoRA tensor; float64 on the CPU, by name.
+def lora_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str, Tensor]:
+    """Run backward and read the gradient of every LoRA tensor.
+
+    Args:
+        loss: The loss.
+        model: The model.
+        done: Whether backward was done already.
+
+    Returns:
+        Gradients by name; float64 on the CPU.
 
     Raises:
-        SubjectError: A gradient was there before.
+        SubjectError: A gradient was there before backward, or none is there although it was done.
     """
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     filled = [name for name, parameter in trained if parameter.grad is not None]
-    if filled:
+    if done and not filled:
+        raise SubjectError("backward_done is True, but no LoRA tensor has a gradient")
+    if filled and not done:
         raise SubjectError(
             f"the gradient of {lora_tensor_name(filled[0])} was there before backward: gradients must come from the "
-            "loss that is returned, and the runner calls backward"
+            "loss that is returned, and the runner calls backward (or set backward_done)"
         )
-    loss.backward()  # type: ignore[no-untyped-call]
+    if not done:
+        loss.backward()  # type: ignore[no-untyped-call]
     return {
         lora_tensor_name(name): to_float64(parameter.grad) for name, parameter in trained if parameter.grad is not None
     }

@@ -34,6 +34,8 @@ BUILT_IN_SUBJECT_NAMES = (
     "flex/block-diagonal",
     "split/block-diagonal",
     "dense-sdpa/block-diagonal/bins",
+    "dense-sdpa/two-pass",
+    "split/two-pass",
     *HF_POSITION_IDS_NAMES,
     *(f"pairwise-{variation}" for variation in VARIATION_NAMES),
 )

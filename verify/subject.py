@@ -20,6 +20,8 @@ Optional attributes and methods:
   value per completion; not under SFT). Then the loss and the gradients through it are judged. If it also has
   ``per_token_logps`` and ``ref_per_token_logps`` (not under SFT), those are judged, and ``per_token_logps`` is not
   called apart. ``objective.name`` says which loss, its other attributes are the parameters.
+  A step that runs backward itself (over micro-batches, in two passes) returns ``backward_done = True`` with the
+  gradients of the whole batch in ``.grad``; its loss needs no graph then.
 - ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
   "sft-example-mean". Of the others (``verify.objective.OBJECTIVE_NAMES``) a subject is asked for those that it names.
 """
@@ -241,6 +243,18 @@ def check_logps(
     return tuple(logps)
 
 
+def backward_done(output: object, subject: str) -> bool:
+    """Whether what ``loss`` returned says that its gradients are in ``.grad`` already.
+
+    Raises:
+        SubjectError: It says something else than True or False.
+    """
+    done = getattr(output, "backward_done", False)
+    if not isinstance(done, bool):
+        raise SubjectError(f"subject {subject}: loss(...).backward_done is {shown(done)}; it must be True or False")
+    return done
+
+
 def check_loss(output: object, *, subject: str, num_completions: int, differentiable: bool) -> tuple[Tensor, Tensor]:
     """Check what ``loss`` of a subject returned.
 
@@ -248,7 +262,7 @@ def check_loss(output: object, *, subject: str, num_completions: int, differenti
         output: An object with ``loss`` and ``rewards``.
         subject: Name for messages.
         num_completions: Number of rewards there must be; 0 under an objective without rewards.
-        differentiable: Whether the loss must carry a graph.
+        differentiable: Whether the loss must carry a graph, unless backward was done.
 
     Returns:
         The scalar loss, and the rewards as a detached float64 vector on the CPU.
@@ -259,7 +273,7 @@ def check_loss(output: object, *, subject: str, num_completions: int, differenti
     loss, rewards = getattr(output, "loss", None), getattr(output, "rewards", None)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise SubjectError(f"subject {subject}: loss(...).loss must be a scalar tensor, not {type(loss).__name__}")
-    if differentiable and not loss.requires_grad:
+    if differentiable and not loss.requires_grad and not backward_done(output, subject):
         raise SubjectError(f"subject {subject}: loss(...).loss carries no graph")
     if num_completions == 0:
         return loss.reshape(()), torch.empty(0, dtype=torch.float64)

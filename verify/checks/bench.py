@@ -17,7 +17,7 @@ from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
 from verify.objective import Objective, Preference, Sft, objective_named
 from verify.observation import lora_gradients, supervised_logps, to_float64
-from verify.subject import Subject, SubjectError, check_logps, check_loss, said_by
+from verify.subject import Subject, SubjectError, backward_done, check_logps, check_loss, said_by
 from verify.tolerance import Policy
 
 Groups = tuple[PreferenceGroup, ...]
@@ -139,8 +139,11 @@ class Bench:
                 output = self.call(lambda: self.subject.loss(self.model, groups, objective))  # type: ignore[attr-defined]
             num_rewards = 0 if is_sft else sum(len(group.completions) for group in groups)
             loss, rewards = check_loss(output, subject=name, num_completions=num_rewards, differentiable=gradients)
-            of_tensors = self.call(lambda: lora_gradients(loss, self.model), seeded=False) if gradients else None
-        if gradients:
+            done = backward_done(output, name)
+            of_tensors = None
+            if gradients:
+                of_tensors = self.call(lambda: lora_gradients(loss, self.model, done=done), seeded=False)
+        if gradients or done:
             self.drop_gradients()
         given = [
             getattr(output, "per_token_logps", None),

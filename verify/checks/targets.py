@@ -24,7 +24,7 @@ from verify.checks.bench import Bench
 from verify.checks.check import NotApplicableError
 from verify.checks.packed_rows import check_packed_rows
 from verify.observation import to_float64
-from verify.subject import check_loss, gradient_support, owns_loss
+from verify.subject import backward_done, check_loss, gradient_support, owns_loss
 
 _ADDS_UP = 0.05
 """What a gradient at logits may add up to, relative to its size: it is 0 but for the rounding of the dtype."""
@@ -105,7 +105,8 @@ def _weights(bench: Bench, case: Case) -> dict[int, float] | None:
     with _logits_as_leaves(bench.model) as leaves:
         output = bench.call(lambda: subject.loss(bench.model, case.groups, objective))  # type: ignore[attr-defined]
         loss, _ = check_loss(output, subject=subject.name, num_completions=0, differentiable=True)
-        bench.call(loss.backward, seeded=False)
+        if not backward_done(output, subject.name):
+            bench.call(loss.backward, seeded=False)
     bench.drop_gradients()
     weights: dict[int, float] = {}
     for leaf in leaves:

@@ -14,11 +14,13 @@ from verify.frozen_subject import frozen
 from verify.named_object import SelectionError, named_object
 from verify.subject import Subject, SubjectError, said_by
 from verify.subjects.hf_position_ids import HF_POSITION_IDS_SUBJECTS
-from verify.subjects.packed import PACKED_SUBJECTS
+from verify.subjects.packed import PACKED_SUBJECTS, PackedSubject
 from verify.subjects.pairwise import VARIATIONS
+from verify.subjects.two_pass import TWO_PASS_SUBJECTS, TwoPassSubject
 
 BUILT_IN: dict[str, Subject] = {
     **{subject.name: subject for subject in PACKED_SUBJECTS},
+    **{subject.name: subject for subject in TWO_PASS_SUBJECTS},
     **{subject.name: subject for subject in HF_POSITION_IDS_SUBJECTS},
     **{
         f"pairwise-{variation.name}": replace(variation, name=f"pairwise-{variation.name}")
@@ -35,8 +37,9 @@ ONLY_IN_FULL = (
     "split/bins",
     "flex/prefix-tree",
     "flex/block-diagonal",
+    *(subject.name for subject in TWO_PASS_SUBJECTS),
 )
-"""Packed subjects that a quick run leaves out: the backend and the layout of each are in it, not together."""
+"""Subjects that a quick run leaves out: the backend and the layout of each are in it, not together."""
 
 
 def default_subjects(backends: Sequence[str] = (), *, full: bool = True) -> tuple[Subject, ...]:
@@ -52,13 +55,14 @@ def default_subjects(backends: Sequence[str] = (), *, full: bool = True) -> tupl
     Raises:
         SelectionError: An unknown backend; the message lists the valid ones.
     """
+    ours: tuple[PackedSubject | TwoPassSubject, ...] = (*PACKED_SUBJECTS, *TWO_PASS_SUBJECTS)
     known = sorted({subject.backend for subject in PACKED_SUBJECTS})
     for backend in backends:
         if backend not in known:
             raise SelectionError(f"unknown backend {backend!r}: give {', '.join(known)}")
     if backends:
-        return tuple(subject for subject in PACKED_SUBJECTS if subject.backend in backends)
-    return tuple(subject for subject in PACKED_SUBJECTS if full or subject.name not in ONLY_IN_FULL)
+        return tuple(subject for subject in ours if subject.backend in backends)
+    return tuple(subject for subject in ours if full or subject.name not in ONLY_IN_FULL)
 
 
 def select_subject(name: str) -> Subject:

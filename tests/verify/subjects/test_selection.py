@@ -16,6 +16,7 @@ from verify.subjects.hf_position_ids import HF_POSITION_IDS_SUBJECTS
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.pairwise import VARIATIONS
 from verify.subjects.selection import BUILT_IN, ONLY_IN_FULL, default_subjects, select_subject
+from verify.subjects.two_pass import TWO_PASS_SUBJECTS
 
 GOOD = """
 class Mine:
@@ -47,17 +48,18 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_every_built_in_subject_is_found_by_its_own_name() -> None:
-    assert len(BUILT_IN) == len(PACKED_SUBJECTS) + len(HF_POSITION_IDS_SUBJECTS) + len(VARIATIONS)
+    parts = (PACKED_SUBJECTS, TWO_PASS_SUBJECTS, HF_POSITION_IDS_SUBJECTS, VARIATIONS)
+    assert len(BUILT_IN) == sum(map(len, parts))
     for name, subject in BUILT_IN.items():
         assert subject.name == name
         assert select_subject(name) is subject
-        saves_slots = not name.startswith(("pairwise-", "hf-position-ids/several-rows"))
+        saves_slots = not name.startswith(("pairwise-", "hf-position-ids/several-rows")) and "two-pass" not in name
         assert layout_of(subject) == ("packed" if saves_slots else "unpacked")
 
 
 def test_the_packed_subjects_run_by_default_and_can_be_chosen_by_backend() -> None:
-    assert default_subjects() == PACKED_SUBJECTS
-    left_out = set(PACKED_SUBJECTS) - set(default_subjects(full=False))
+    assert default_subjects() == (*PACKED_SUBJECTS, *TWO_PASS_SUBJECTS)
+    left_out = set(default_subjects()) - set(default_subjects(full=False))
     assert {subject.name for subject in left_out} == set(ONLY_IN_FULL)
     assert set(default_subjects(["flex"], full=False)) & left_out
     chosen = default_subjects(["split"])
