@@ -162,7 +162,8 @@ def test_by_default_every_layout_and_backend_meets_every_case_and_with_full_ever
         packed = {n for n in BUILT_IN_SUBJECT_NAMES if not n.startswith(("hf-position-ids", "pairwise-"))}
         quick = judged(request)
         assert quick < packed
-        assert {part for name in quick for part in name.split("/")} == {p for name in packed for p in name.split("/")}
+        parts = {part for name in packed for part in name.split("/")}
+        assert {part for name in quick for part in name.split("/")} == parts - {"two-pass"}
         assert request.dtypes == ("float32",)
         assert len(request.cases) >= 12
         assert len(request.variations) == 4
