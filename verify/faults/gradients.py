@@ -88,7 +88,7 @@ def slice_stale(honest: Gradients, name: str, parameter: Tensor, rows: Rows) -> 
 
 def one_tensor_scaled(honest: Gradients, name: str, parameter: Tensor, rows: Rows) -> Tensor:
     """One of all tensors is one part in a thousand too large."""
-    affected = ".layers.0.mlp.down_proj.lora_A." in name
+    affected = ".layers.0.self_attn.o_proj.lora_A." in name
     return with_gradient(parameter, partial(_times, 1.001)) if affected else parameter
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from verify.models.random_weights import IMPLEMENTATIONS, freeze
+from verify.models.random_weights import freeze, implementations
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -48,7 +48,9 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
         config.layer_types = config.layer_types[:depth]
     try:
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False, **IMPLEMENTATIONS)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False, **implementations(config)
+            )
     except Exception as error:  # whatever a config that is not one makes transformers raise
         raise CheckpointError(f"{folder}/config.json: no causal LM can be built from it: {error}") from error
     model.tie_weights()  # part of the initialisation that was left out

@@ -30,8 +30,8 @@ _CONFIG_CLASSES: Mapping[ModelType, type[PreTrainedConfig]] = {
     "mistral": MistralConfig,
     "qwen3_moe": Qwen3MoeConfig,
 }
-IMPLEMENTATIONS = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
-"""Of attention and of experts: transformers' default for experts, a grouped product, knows no float64."""
+_SMALL_EXPERTS = 2**17
+"""Weights of the experts of one token, up to which copying them for each token costs next to nothing."""
 
 
 def hf_config(config: NamedConfig, num_layers: int) -> PreTrainedConfig:
@@ -74,6 +74,18 @@ def _family_fields(config: NamedConfig) -> dict[str, Any]:
     return fields | experts | {"mlp_only_layers": list(config.experts.mlp_only_layers)}
 
 
+def implementations(config: PreTrainedConfig) -> dict[str, str]:
+    """How attention and experts are computed; transformers' default for experts, a grouped product, knows no float64.
+
+    Small experts are copied for each token and multiplied one token at a time: an output's bits then depend on its
+    token alone, as exact checks need it. Large ones are looped over, and how many tokens share an expert, which other
+    branches decide, may change how each of them is rounded.
+    """
+    of_a_token = getattr(config, "num_experts_per_tok", 0) * getattr(config, "moe_intermediate_size", 0)
+    small = 3 * getattr(config, "hidden_size", 0) * of_a_token <= _SMALL_EXPERTS
+    return {"attn_implementation": "sdpa", "experts_implementation": "batched_mm" if small else "eager"}
+
+
 def build_random(config: NamedConfig, *, num_layers: int, dtype: torch.dtype, seed: int) -> Any:
     """Build a causal LM with seeded weights that bfloat16 represents exactly.
 
@@ -89,8 +101,9 @@ def build_random(config: NamedConfig, *, num_layers: int, dtype: torch.dtype, se
     Returns:
         The model on the CPU, in eval mode, nothing requiring grad.
     """
+    published = hf_config(config, num_layers)
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(hf_config(config, num_layers), dtype=dtype, **IMPLEMENTATIONS)
+        model = AutoModelForCausalLM.from_config(published, dtype=dtype, **implementations(published))
     model.tie_weights()  # part of the initialisation that was left out
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

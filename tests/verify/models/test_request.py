@@ -90,6 +90,26 @@ def test_only_lora_tensors_require_grad_and_none_is_zero(tiny: Tiny) -> None:
     assert not any(module.training for module in model.modules())
 
 
+def test_what_one_token_of_a_tiny_model_with_experts_computes_has_the_same_bits_beside_any_others() -> None:
+    """Others decide how many tokens share its experts."""
+    model = build_model(ModelRequest(name="tiny-qwen3-moe"), "float32").model
+    start = [3, 1, 4, 1, 5]
+    with torch.no_grad():
+        found = [
+            model(input_ids=torch.tensor([[*start, *([other] * 20)]]), use_cache=False).logits[0, :5]
+            for other in range(7, 17)
+        ]
+    assert all(torch.equal(found[0], each) for each in found)
+
+
+@pytest.mark.parametrize(("inner", "expected"), [(32, "batched_mm"), (768, "eager")])
+def test_only_small_experts_are_copied_for_each_token(inner: int, expected: str) -> None:
+    config = named_config("tiny-qwen3-moe")
+    assert config.experts is not None
+    config = replace(config, experts=replace(config.experts, moe_intermediate_size=inner))
+    assert build_random(config, num_layers=1, dtype=torch.float64, seed=0).config._experts_implementation == expected
+
+
 def test_adapters_of_a_model_with_experts_are_those_of_attention() -> None:
     model = build_model(ModelRequest(name="tiny-qwen3-moe", num_layers=1), "float32").model
     adapted = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
