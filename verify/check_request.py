@@ -17,6 +17,7 @@ from verify.cases import Case, under
 from verify.check_notes import notes_of
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.checks.check import ExactCheck
+from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import real_cases, synthetic_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.environment import read_environment
@@ -374,7 +375,10 @@ def _cases(options: CheckOptions, vocab_size: int, reduced: bool) -> tuple[tuple
             cases = default = read_cases(options.cases_file)
         else:
             named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
-            cases, default = (*named, *few), few if reduced else named
+            others = objective_cases(vocab_size, options.seed)
+            cases, default = (*named, *few, *others), few if reduced else named
+            if options.full and options.objective == "sigmoid":
+                default = (*named, *others)
     if not options.cases:
         return default, loaded
     names = [case.name for case in cases]

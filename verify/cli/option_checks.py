@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from verify.data.rows import check_file
+from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import synthetic_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.models.configs import NAMED_CONFIGS, named_config
@@ -62,7 +63,11 @@ def check_variations(names: Sequence[str]) -> None:
 
 def check_case_names(names: Sequence[str]) -> None:
     """Refuse an unknown case of ours."""
-    _check_names("case", names, [case.name for case in (*tiny_cases(2**8, 0), *synthetic_cases(2**8, 0))])
+    _check_names(
+        "case",
+        names,
+        [case.name for cases_of in (tiny_cases, synthetic_cases, objective_cases) for case in cases_of(2**8, 0)],
+    )
 
 
 def check_subjects(names: Sequence[str], backends: Sequence[str]) -> None:
