@@ -20,6 +20,7 @@ from verify.packing_plan.costs import (
     packed_work,
     unpacked_work,
 )
+from verify.packing_plan.decoder_sizes import read_decoder_sizes
 
 some_groups = st.builds(GroupLengths, st.integers(1, 9), st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple))
 
@@ -80,13 +81,21 @@ def test_linear_parameters_add_up_to_the_published_count(name: str) -> None:
     prices = FlopPrices.of(config)
     met = prices.by_token // 2 + prices.by_predictor // 2
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    norms = config.num_hidden_layers * (2 * config.hidden_size + 2 * config.head_dim) + config.hidden_size
+    of_heads = 2 * config.head_dim if config.model_type == "qwen3" else 0  # Llama does not normalise queries and keys
+    norms = config.num_hidden_layers * (2 * config.hidden_size + of_heads) + config.hidden_size
     assert met + embedding + norms == config.num_parameters
 
 
 @pytest.mark.parametrize(("name", "published"), [("qwen3-0.6b", 7_680), ("qwen3-8b", 47_104)])
 def test_attention_reaches_the_linear_layers_at_the_published_length(name: str, published: int) -> None:
     assert math.isclose(break_even_tokens(FlopPrices.of(NAMED_CONFIGS[name])), published, abs_tol=1)
+
+
+def test_flops_of_experts_are_not_predicted() -> None:
+    with pytest.raises(
+        ValueError, match=r"model tiny-qwen3-moe: FLOPs are predicted for dense decoders .* not for exp"
+    ):
+        read_decoder_sizes("tiny-qwen3-moe")
 
 
 def test_flops_are_a_weighted_sum() -> None:
