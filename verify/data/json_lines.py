@@ -131,10 +131,12 @@ def _parse_strictly(line: bytes, place: Place) -> dict[str, Any]:
         value = _DECODER.decode(text)
     except _DuplicateKey as error:
         raise DataError(f"{place}: the key {error.args[0]!r} occurs twice in one object: expected it once") from error
-    # ValueError also covers a number with too many digits; RecursionError, brackets nested without end.
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         hint = next((hint for start, hint in _HINTS.items() if text.lstrip().startswith(start)), "")
         raise DataError(f"{place}: not JSON: {error}: expected one JSON object on each line{hint}") from error
+    # JSON that this program does not hold: an integer with too many digits, brackets nested without end.
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: the row cannot be held: {error}: leave it out of the file") from error
     if not isinstance(value, dict):
         raise DataError(f"{place}: the row is a JSON {type(value).__name__}: expected one JSON object on each line")
     return value

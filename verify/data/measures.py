@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.data.pairs import PreferencePair, PromptAndResponses, Turns, as_group
+from verify.data.pairs import PreferencePair, PromptAndResponses, Turns, as_group, has_repeats
 from verify.data.rows import DataError
 from verify.data.survey import GroupSizes
 from verify.data.violations import Reason, Remark, UnusableRow
@@ -62,18 +62,14 @@ class CharacterMeasure:
 
     def _group_sizes(self, row: PromptAndResponses) -> GroupSizes | UnusableRow:
         group = as_group(row)
-        names, responses = zip(*group.named_responses, strict=True)
-        for index, response in enumerate(responses):
-            if (first := responses.index(response)) < index:
-                detail = f"{names[first]} and {names[index]} are the same text"
-                return UnusableRow(Reason.IDENTICAL_RESPONSES, group.place, detail)
+        if (same := group.on_both_sides(group.chosen, group.rejected)) is not None:
+            return UnusableRow(Reason.IDENTICAL_RESPONSES, group.place, f"{' and '.join(same)} are the same text")
+        prompt = _characters(group.prompt)
         chosen, rejected = (tuple(map(_characters, side)) for side in (group.chosen, group.rejected))
-        return self._sizes(_characters(group.prompt), chosen, rejected)
-
-    def _sizes(self, prompt: int, chosen: tuple[int, ...], rejected: tuple[int, ...]) -> GroupSizes:
-        if self.per_token is None:
-            return GroupSizes(prompt, chosen, rejected)
-        return GroupSizes(self._tokens(prompt), tuple(map(self._tokens, chosen)), tuple(map(self._tokens, rejected)))
+        if self.per_token is not None:
+            prompt = self._tokens(prompt)
+            chosen, rejected = (tuple(map(self._tokens, side)) for side in (chosen, rejected))
+        return GroupSizes(prompt, chosen, rejected, _remarks(group.chosen, group.rejected))
 
     def _tokens(self, characters: int) -> int:
         return max(1, round(characters / (self.per_token or 1)))
@@ -121,9 +117,14 @@ class TokenMeasure:
                 _refuse(group, self.vocab_size)
             ends = all(not end_ids.isdisjoint(ids[-_TAIL:]) for ids in group.completions)
             chosen, rejected = (tuple(map(len, side)) for side in (group.positives, group.negatives))
-            remarks = () if ends else (Remark.MISSING_END_TOKEN,)
+            odd = () if ends else (Remark.MISSING_END_TOKEN,)
+            remarks = (*odd, *_remarks(group.positives, group.negatives))
             result.append(GroupSizes(len(group.prompt_ids), chosen, rejected, remarks))
         return result
+
+
+def _remarks(chosen: Sequence[Hashable], rejected: Sequence[Hashable]) -> tuple[Remark, ...]:
+    return (Remark.REPEATED_RESPONSE,) if has_repeats(chosen, rejected) else ()
 
 
 def _refuse(group: PreferenceGroup, vocab_size: int) -> None:

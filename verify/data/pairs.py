@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 from verify.data.rows import Place
@@ -61,6 +61,25 @@ class ResponseGroup(NamedTuple):
     def named_responses(self) -> list[tuple[str, Turns | str]]:
         """Every response, chosen ones first, with what messages call it: "chosen", or "chosen[1]" among several."""
         return _named(self.chosen, self.rejected)
+
+    def on_both_sides(self, chosen: Sequence[Hashable], rejected: Sequence[Hashable]) -> tuple[str, str] | None:
+        """The names of the first chosen response that is also rejected, and of the rejected one; None without any.
+
+        Args:
+            chosen: What stands for the chosen responses when they are compared: their texts, or their tokens.
+            rejected: The same of the others.
+        """
+        where = {response: index for index, response in reversed(list(enumerate(rejected)))}
+        names = [name for name, _ in self.named_responses]
+        for index, response in enumerate(chosen):
+            if response in where:
+                return names[index], names[len(chosen) + where[response]]
+        return None
+
+
+def has_repeats(*sides: Sequence[Hashable]) -> bool:
+    """Whether a side holds one response several times."""
+    return any(len(set(side)) < len(side) for side in sides)
 
 
 Pair = PreferencePair | TextPair

@@ -50,11 +50,11 @@ def _is_turns(value: object) -> bool:
 
 
 def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _is_lists_of_turns(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_turns, value))
+    return isinstance(value, list) and all(map(_is_turns, value))
 
 
 class Kind(Enum):
@@ -122,8 +122,11 @@ class Shape:
         return missing + unfit + [f"unexpected column {name!r}" for name in self.without if name in row.columns]
 
     def num_fitting(self, row: Row) -> int:
-        """How many of the shape's columns the row has, of the right kind."""
-        return sum(name in row.columns and kind.fits(row.columns[name]) for name, kind in self.columns.items())
+        """How many of the shape's columns the row has, of the right kind; an empty list says nothing of its kind."""
+        return sum(
+            name in row.columns and row.columns[name] != [] and kind.fits(row.columns[name])
+            for name, kind in self.columns.items()
+        )
 
 
 def _read_conversations(row: Row) -> PromptAndResponses:
@@ -188,7 +191,8 @@ def _read_rlhf_v(row: Row) -> PromptAndResponses:
     if not isinstance(answer, dict) or not all(isinstance(answer.get(name), str) for name in fields):
         found = _describe(answer) if not isinstance(answer, dict) else f"an object with {_names(answer)}"
         raise DataError(f"{row.place}: column 'text' holds {found}: expected {_RLHF_V_TEXT}")
-    return _question_pair(answer, (), row)
+    # The JSON in the text can spell what the row's own could not.
+    return _question_pair(answer, (), row._replace(is_encodable=False))
 
 
 _RLHF_V_TEXT = "a JSON object with the strings question, chosen and rejected"
@@ -311,11 +315,18 @@ def same_shape(row: Row, first: Shape | None) -> Shape:
     """
     shape = shape_of(row)
     if first is not None and shape is not first:
+        if _is_without_responses(row) and first.fits(row):
+            return first
         raise DataError(
             f"{row.place}: the row has shape {shape.name}, the rows before it {first.name}: "
             "expected one shape in a file; split it"
         )
     return shape
+
+
+def _is_without_responses(row: Row) -> bool:
+    """Whether both sides are empty lists, which may be lists of texts, of turns or of conversations."""
+    return row.columns.get("chosen") == row.columns.get("rejected") == []
 
 
 def left_out_columns(row: Row) -> tuple[str, ...]:
@@ -338,7 +349,7 @@ def _turns_of(values: Iterable[Mapping[str, Any]], name: str, row: Row) -> Turns
     for value in values:
         role, content = value.get("role"), value.get("content")
         # Nearly every turn is this one: a role, a text and no more.
-        if type(role) is type(content) is str and len(value) == 2 and (is_encodable or _is_text(content)):
+        if type(role) is type(content) is str and len(value) == 2 and (is_encodable or _is_text(role + content)):
             turns.append(_new_turn(Turn, (role, content)))
         else:
             turns.append(_odd_turn(value, name, len(turns), row))
@@ -357,7 +368,7 @@ def _odd_turn(value: Mapping[str, Any], column: str, index: int, row: Row) -> Tu
     for extra in _TURN_EXTRAS:
         if value.get(extra):
             raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} carries {extra!r}")
-    return Turn(role, _text(content, f"{name}.content", row))
+    return Turn(_text(role, f"{name}.role", row), _text(content, f"{name}.content", row))
 
 
 def _is_text(value: str) -> bool:
@@ -375,7 +386,7 @@ def _text(value: object, name: str, row: Row) -> str:
     if not isinstance(value, str):
         raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} is {_describe(value)}")
     if not row.is_encodable and not _is_text(value):
-        raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} holds half a surrogate pair")
+        raise UnusableRow(Reason.HALF_A_CHARACTER, row.place, f"{name} holds half a surrogate pair")
     return value
 
 
@@ -383,6 +394,8 @@ def _describe(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, list):
+        if not value:
+            return "an empty list"
         odd = next((i for i, item in enumerate(value) if not isinstance(item, dict)), None)
         return "a list" if odd is None else f"a list whose item {odd} is {_describe(value[odd])}"
     names = {str: "a string", dict: "an object", bool: "a boolean", int: "a number", float: "a number"}

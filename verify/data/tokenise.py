@@ -194,19 +194,12 @@ def _token_group(tokenizer: ChatTokenizer, group: ResponseGroup, ids: Sequence[T
         _completion_ids(prompt_ids, conversation_ids, name, group)
         for name, conversation_ids in zip(names, conversations, strict=True)
     ]
-    if len(set(completions)) < len(completions):
-        raise UnusableRow(Reason.IDENTICAL_RESPONSES, group.place, _which_are_the_same(names, completions))
     num_chosen = len(group.chosen)
-    return PreferenceGroup(
-        prompt_ids, tuple(completions[:num_chosen]), tuple(completions[num_chosen:]), source=str(group.place)
-    )
-
-
-def _which_are_the_same(names: Sequence[str], completions: Sequence[TokenIds]) -> str:
-    for index, completion in enumerate(completions):
-        if (first := completions.index(completion)) < index:
-            return f"{names[first]} and {names[index]} are the same {len(completion)} tokens"
-    raise AssertionError("all completions differ")
+    chosen, rejected = tuple(completions[:num_chosen]), tuple(completions[num_chosen:])
+    if (same := group.on_both_sides(chosen, rejected)) is not None:
+        detail = f"{' and '.join(same)} are the same {len(completions[names.index(same[0])])} tokens"
+        raise UnusableRow(Reason.IDENTICAL_RESPONSES, group.place, detail)
+    return PreferenceGroup(prompt_ids, chosen, rejected, source=str(group.place))
 
 
 def _completion_ids(prompt_ids: TokenIds, conversation_ids: TokenIds, name: str, group: ResponseGroup) -> TokenIds:

@@ -41,7 +41,7 @@ class Reason(NamedMeaning):
     )
     IDENTICAL_RESPONSES = (
         "identical_responses",
-        "Chosen and rejected have the same tokens: the margin is zero whatever the layout does",
+        "One response is both chosen and rejected: that margin is zero whatever the layout does",
     )
     NO_FINAL_ASSISTANT_TURN = (
         "no_final_assistant_turn",
@@ -57,7 +57,11 @@ class Reason(NamedMeaning):
     )
     TURN_NOT_TEXT = (
         "turn_not_text",
-        "A turn is more than a role and a text (tool call, image part, null, half a surrogate pair)",
+        "A turn is more than a role and a text (tool call, image part, null)",
+    )
+    HALF_A_CHARACTER = (
+        "half_a_character",
+        "A text holds half a surrogate pair, which JSON can spell but no tokenizer takes",
     )
     TEMPLATE_REFUSES = (
         "template_refuses",
@@ -91,6 +95,10 @@ class Remark(NamedMeaning):
     MISSING_END_TOKEN = (
         "missing_end_token",
         "No special token among the last three of a response: the model does not learn to stop there",
+    )
+    REPEATED_RESPONSE = (
+        "repeated_response",
+        "A side holds one response several times: it is computed, and weighs in the loss, as often",
     )
 
 

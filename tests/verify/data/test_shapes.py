@@ -10,7 +10,7 @@ import pytest
 
 from verify.data.pairs import PreferencePair, ResponseGroup, TextPair, Turn
 from verify.data.rows import DataError, Place, Row, iter_rows
-from verify.data.shapes import SHAPES, left_out_columns, shape_of
+from verify.data.shapes import SHAPES, left_out_columns, same_shape, shape_of
 from verify.data.violations import Reason, UnusableRow
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
@@ -126,7 +126,34 @@ def test_the_prompt_column_may_repeat_any_shared_user_turn(prompt: str) -> None:
             Reason.TURN_NOT_TEXT,
             r"chosen\[1\] carries 'tool_calls'",
         ),
-        ({"prompt": "p", "chosen": "\ud83d", "rejected": "b"}, Reason.TURN_NOT_TEXT, "surrogate"),
+        (
+            {"prompt": "p", "chosen": "\ud83d", "rejected": "b"},
+            Reason.HALF_A_CHARACTER,
+            "chosen holds half a surrogate",
+        ),
+        ({"prompt": "p", "chosen": ["a", "\ud83d"], "rejected": ["b"]}, Reason.HALF_A_CHARACTER, r"chosen\[1\] holds"),
+        (
+            CONVERSATIONS | {"chosen": [USER_TURN, {"role": "assistant", "content": "\ud83d"}]},
+            Reason.HALF_A_CHARACTER,
+            r"chosen\[1\]\.content holds",
+        ),
+        (
+            CONVERSATIONS | {"chosen": [{"role": "us\ude00er", "content": "hi"}, CHOSEN_TURN]},
+            Reason.HALF_A_CHARACTER,
+            r"chosen\[0\]\.role holds",
+        ),
+        ({"prompt": "p", "chosen": [], "rejected": ["b"]}, Reason.EMPTY_RESPONSE, "chosen holds no response"),
+        ({"prompt": "p", "chosen": ["a"], "rejected": []}, Reason.EMPTY_RESPONSE, "rejected holds no response"),
+        (
+            {"prompt": [USER_TURN], "chosen": [[CHOSEN_TURN]], "rejected": []},
+            Reason.EMPTY_RESPONSE,
+            "rejected holds no response",
+        ),
+        (
+            {"prompt": [USER_TURN], "chosen": [[]], "rejected": [[REJECTED_TURN]]},
+            Reason.EMPTY_RESPONSE,
+            "chosen holds no turn",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(columns: dict[str, Any], reason: Reason, detail: str) -> None:
@@ -155,6 +182,7 @@ def test_empty_extras_of_a_turn_do_not_matter() -> None:
             r"column 'rejected' is a list whose item 0 is a string, expected a list of \{role, content\} objects",
         ),
         (CONVERSATIONS | {"prompt": None}, r"column 'prompt' is null, expected a string"),
+        ({"prompt": "p", "chosen": "a", "rejected": []}, r"column 'rejected' is an empty list, expected a string"),
         ({"prompt": "p", "chosen": "a", "rejected": 3}, r"column 'rejected' is a number, expected a string"),
         (
             {"x": 1},
@@ -174,6 +202,34 @@ def test_empty_extras_of_a_turn_do_not_matter() -> None:
 def test_a_row_of_no_known_shape_is_refused_by_column(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=r"^rows\.jsonl:4: .*" + message):
         read(**columns)
+
+
+def test_half_a_character_spelled_by_json_inside_a_text_is_found() -> None:
+    """The row itself is good UTF-8: the escape is read only where the text is."""
+    text = json.dumps({"question": "q", "chosen": "\ud800", "rejected": "b"})
+    encodable = row(text=text)._replace(is_encodable=True)
+    with pytest.raises(UnusableRow, match="chosen holds half a surrogate pair"):
+        shape_of(encodable).read(encodable)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"prompt": "p", "chosen": ["a"], "rejected": ["b"]},
+        {"prompt": "p", "chosen": "a", "rejected": "b"},
+        CONVERSATIONS,
+    ],
+    ids=["groups", "texts", "conversations"],
+)
+def test_a_row_with_nothing_on_both_sides_has_the_shape_of_the_rows_before_it(before: dict[str, Any]) -> None:
+    first, empty = shape_of(row(**before)), row(prompt="p", chosen=[], rejected=[])
+    if first.fits(empty):
+        assert same_shape(empty, first) is first
+        with pytest.raises(UnusableRow, match=r"holds no (response|turn)"):
+            first.read(empty)
+    else:
+        with pytest.raises(DataError, match="the rows before it trl_text"):
+            same_shape(empty, first)
 
 
 def test_columns_beside_the_text_are_reported_when_they_are_filled() -> None:

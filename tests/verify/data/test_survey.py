@@ -81,6 +81,36 @@ def test_each_row_is_usable_or_counted_under_one_reason(write_rows: Callable[...
     ]
 
 
+GROUPS = [
+    {"prompt": "p", "chosen": ["a b", "a b"], "rejected": ["c"]},
+    {"prompt": "p", "chosen": ["a"], "rejected": ["b", "c", "b"]},
+    {"prompt": "p", "chosen": ["a", "d"], "rejected": ["b", "d"]},
+    {"prompt": "p", "chosen": ["a", "d"], "rejected": ["b", "c"]},
+]
+
+
+def test_a_response_twice_on_one_side_is_odd_and_one_on_both_sides_is_unusable(
+    write_rows: Callable[..., Path], tokenizer_dir: Path
+) -> None:
+    path = write_rows(*GROUPS)
+    by_tokens = survey_file(path, TokenMeasure(load_tokenizer(tokenizer_dir), VOCAB_SIZE), seed=0)
+    for found, what in ((survey(path), "text"), (by_tokens, "2 tokens")):
+        assert found.usable == 3
+        assert found.remarks[Remark.REPEATED_RESPONSE].examples == ["rows.jsonl:1", "rows.jsonl:2"]
+        assert {reason: rows.examples for reason, rows in found.violations.items()} == {
+            Reason.IDENTICAL_RESPONSES: [
+                f"rows.jsonl:3: identical_responses: chosen[1] and rejected[1] are the same {what}"
+            ]
+        }
+    assert [group.responses for group in survey(path).sample] == [(3, 3, 1), (1, 1, 1, 1), (1, 1, 1, 1)]
+
+
+def test_the_loader_takes_a_response_twice_on_one_side(write_rows: Callable[..., Path], tokenizer_dir: Path) -> None:
+    found = survey_pairs(write_rows(*GROUPS), tokenizer_dir)
+    assert found.violation_counts == {Reason.IDENTICAL_RESPONSES: 1}
+    assert [row.line for row in found.lengths] == [1, 2, 4]
+
+
 def test_only_the_first_rows_of_a_reason_are_named(write_rows: Callable[..., Path]) -> None:
     found = survey(write_rows(*(text_row("p", "same", "same") for _ in range(10))))
     same = found.violations[Reason.IDENTICAL_RESPONSES]
