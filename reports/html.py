@@ -5,7 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports import detection, diagnosis, exact, facts, fault_picture, overview, picture, words
+from reports import decisions, detection, diagnosis, exact, facts, fault_picture, overview, picture, words
 from reports.record import PlantedRecord, Record, ResultRecord
 
 _MAX_BLIND_SPOTS = 6
@@ -35,7 +35,13 @@ def render(record: Record) -> str:
             closing=overview.closing_line(record),
             reasons=overview.run_reasons(record),
             proof=[
-                line for line in (exact.exact_line(record), *detection.proof_lines(record, _MAX_BLIND_SPOTS)) if line
+                line
+                for line in (
+                    exact.exact_line(record),
+                    decisions.decisions_line(record),
+                    *detection.proof_lines(record, _MAX_BLIND_SPOTS),
+                )
+                if line
             ],
             missed=detection.missed(record),
             check_families=detection.families(record),

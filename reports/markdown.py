@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from reports.detection import families, kind, margin, missed, proof_lines, shown_faults
 from reports.diagnosis import diagnosis_facts, diagnosis_title
+from reports.decisions import decisions_line
 from reports.exact import exact_cell, exact_groups, exact_line, exact_names, exact_rows
 from reports.facts import (
     data_facts,
@@ -82,7 +83,13 @@ def escape(text: str) -> str:
 def _head(record: Record) -> Iterable[str]:
     yield f"# {record.verdict}: packed against unpacked on {escape(record.model.name)}"
     yield f"**{record.verdict}** · {escape(closing_line(record))}"
-    yield _list([line for line in (exact_line(record), *proof_lines(record, _MAX_BLIND_SPOTS_NAMED)) if line])
+    yield _list(
+        [
+            line
+            for line in (exact_line(record), decisions_line(record), *proof_lines(record, _MAX_BLIND_SPOTS_NAMED))
+            if line
+        ]
+    )
     if reasons := run_reasons(record):
         yield _list(reasons)
 

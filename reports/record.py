@@ -16,9 +16,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_v
 
 from reports.values import Count, Measured, Settings, Text, Versions
 
-SCHEMA_VERSION: Literal[3] = 3
-READABLE_VERSIONS = (1, 2, 3)
-"""Version 1 had no exact checks, planted faults, blind spots and diagnoses, version 2 only pairs; both can be read."""
+SCHEMA_VERSION: Literal[4] = 4
+READABLE_VERSIONS = (1, 2, 3, 4)
+"""Version 1 had no exact checks, planted faults, blind spots and diagnoses, version 2 only pairs, version 3 no
+decisions and no other preference objective than "sigmoid"; all can be read."""
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16"]
@@ -166,6 +167,19 @@ class SlotsRecord(_Frozen):
     """What one unpadded row per completion would have fed."""
 
 
+class DecisionsRecord(_Frozen):
+    """Which response of each pair the rewards prefer, packed against unpacked; a tie is half right."""
+
+    num_pairs: Count
+    flipped: Count
+    ties: Count
+    """Margins of exactly 0 on the packed path."""
+    halves_right: Count
+    """Twice the right decisions of the packed path."""
+    expected_halves_right: Count
+    """Twice those of the unpacked path."""
+
+
 class ResultRecord(_Frozen):
     """One subject on one case in one dtype."""
 
@@ -178,6 +192,8 @@ class ResultRecord(_Frozen):
     slots: SlotsRecord | None
     num_compared: Count
     """Values compared, over all judgements of this result."""
+    decisions: DecisionsRecord | None = None
+    """None under SFT, where nothing was compared, and in records before version 4."""
 
     @model_validator(mode="after")
     def _verdict_rests_on_judgements(self) -> Self:
@@ -343,7 +359,7 @@ class TimingRecord(_Frozen):
 class Record(_Frozen):
     """One run of the gate."""
 
-    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
     tool_version: str
     command: list[Text]
     created_utc: str

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.breakable import Breakable
+from reports.decisions import decisions_line
 from reports.detection import missed, proof_lines
 from reports.diagnosis import diagnosis_facts, diagnosis_title
 from reports.exact import ExactGroup, exact_groups, exact_line, inexact_reasons
@@ -90,7 +91,13 @@ def render(record: Record) -> RenderableType:
         parts += [Text("\nNotes", style="bold"), _indented(record.notes)]
     parts += [Text(), _labelled(record.verdict, closing_line(record))]
     parts.append(
-        _indented([line for line in (exact_line(record), *proof_lines(record, _MAX_BLIND_SPOTS_NAMED)) if line])
+        _indented(
+            [
+                line
+                for line in (exact_line(record), decisions_line(record), *proof_lines(record, _MAX_BLIND_SPOTS_NAMED))
+                if line
+            ]
+        )
     )
     if reasons := [*run_reasons(record), *_doubts(record)]:
         parts.append(_indented(reasons))

@@ -78,6 +78,16 @@ class Case:
         """Token slots that one unpadded row per completion feeds to the embedding."""
         return sum(len(group.prompt_ids) + len(ids) for group in self.groups for ids in group.completions)
 
+    @property
+    def can_save(self) -> bool:
+        """Whether packing shows here in what is fed.
+
+        Preferences in fewer slots, even where the last prompt token is repeated; examples in fewer rows.
+        """
+        if self.kind == "examples":
+            return self.num_completions > 1
+        return any(len(group.prompt_ids) > 1 and len(group.completions) > 1 for group in self.groups)
+
 
 def under(case: Case, preference: PreferenceName) -> Case:
     """A case with another preference objective; a case of examples as it is."""

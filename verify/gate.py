@@ -13,6 +13,7 @@ from typing import Any
 
 from verify.cases import Case, CaseKind
 from verify.checks.check import ExactCheck, Finding
+from verify.decisions import Decisions
 from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun, pieces_of
 from verify.judgement import Judgement, JudgingContext, judge
 from verify.models.request import ModelRequest, ModelUnderTest
@@ -98,8 +99,10 @@ class Result:
     pairwise_slots: int = 0
     """Token slots that these passes feed with one unpadded row per completion."""
     pairwise_rows: int = 0
+    decisions: Decisions | None = None
+    """Packed against unpacked, of a case with a preference objective."""
     can_save: bool = False
-    """Whether sharing prompts saves slots here, even where the last prompt token is repeated."""
+    """As ``Case.can_save``."""
 
     @property
     def num_compared(self) -> int:
@@ -236,8 +239,9 @@ def _result(run: CaseRun, subject: SubjectRun, dtype: str, judgements: tuple[Jud
         judgements=judgements,
         phases=subject.phases,
         kind=run.case.kind,
+        decisions=subject.decisions,
         passes=run.case.num_passes,
         pairwise_slots=run.case.num_passes * run.case.pairwise_slots,
         pairwise_rows=run.case.num_passes * run.case.num_completions,
-        can_save=any(len(group.prompt_ids) > 1 and len(group.completions) > 1 for group in run.case.groups),
+        can_save=run.case.can_save,
     )

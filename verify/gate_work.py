@@ -17,6 +17,7 @@ from verify.checks.bench import Setting
 from verify.checks.check import ExactCheck, Finding
 from verify.checks.run import measure_setting, run_checks
 from verify.comparison import Comparison, StructureError, compare_observations
+from verify.decisions import Decisions, decide
 from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
@@ -49,6 +50,7 @@ class SubjectRun:
     gradients_absent_because: str = ""
     to_oracle: tuple[Comparison, ...] = ()
     to_witness: tuple[Comparison, ...] = ()
+    decisions: Decisions | None = None
     verdict: Verdict | None = None
     reason: str = ""
 
@@ -270,7 +272,8 @@ def _run_subject(
         to_witness = compare_observations(observation, witness, case.groups, truth=expected)
     except StructureError as error:
         return replace(kept, verdict=Verdict.FAIL, reason=str(error))
-    return replace(kept, to_oracle=to_oracle, to_witness=to_witness)
+    decisions = decide(observation.margins, witness.margins) if len(witness.margins) else None
+    return replace(kept, to_oracle=to_oracle, to_witness=to_witness, decisions=decisions)
 
 
 def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: ModelHolder) -> Observation:

@@ -136,7 +136,8 @@ def _added(fed: _Fed, slots: int, rows: int, pairwise_slots: int, pairwise_rows:
 def _doubts(results: Sequence[Result]) -> list[str]:
     """Over the run, then in each case: a fallback in one case hides behind the savings of others.
 
-    Examples of supervised fine-tuning need not share anything. They are packed where several are in a row.
+    Examples of supervised fine-tuning need not share anything. They are packed where several are in a row; what a case
+    of one example feeds says nothing, unless the run has no other.
     """
     preferences = [result for result in results if result.kind != "examples"]
     examples = [result for result in results if result.kind == "examples"]
@@ -149,11 +150,13 @@ def _doubts(results: Sequence[Result]) -> list[str]:
             for total in _totals([result])
             if (doubt := _doubt(total))
         ]
+    if examples and not any(result.can_save for result in results):
+        return [*over_the_run, "says packed, but every case is one sequence: that a packed path ran cannot be shown"]
     return over_the_run + [
         f"case {result.case}: {doubt}"
         for result in examples
         for total in _totals([result])
-        if (doubt := _doubt_of_examples(total))
+        if (doubt := _doubt_of_examples(total) if result.can_save else _unseen(total))
     ]
 
 

@@ -17,6 +17,7 @@ from reports.exact import exact_reason
 from reports.record import (
     CaseRecord,
     DataRecord,
+    DecisionsRecord,
     DiagnosisRecord,
     Environment,
     ExactCheckRecord,
@@ -274,6 +275,7 @@ def _result_record(result: Result) -> ResultRecord:
         judgements=[_judgement_record(judgement) for judgement in result.judgements],
         slots=slots,
         num_compared=result.num_compared,
+        decisions=None if result.decisions is None else DecisionsRecord(**asdict(result.decisions)),
     )
 
 
