@@ -140,7 +140,7 @@ def _doubts(results: Sequence[Result]) -> list[str]:
     of one example feeds says nothing, unless the run has no other.
     """
     preferences = [result for result in results if result.kind != "examples"]
-    examples = [result for result in results if result.kind == "examples"]
+    examples = [result for result in results if result.kind == "examples" and result.phases]
     over_the_run = [doubt for total in _totals(preferences) if (doubt := _doubt(total))]
     if not over_the_run:
         over_the_run = [
@@ -151,7 +151,7 @@ def _doubts(results: Sequence[Result]) -> list[str]:
             if (doubt := _doubt(total))
         ]
     if examples and not any(result.can_save for result in results):
-        return [*over_the_run, "says packed, but every case is one sequence: that a packed path ran cannot be shown"]
+        return [*over_the_run, "says packed, but no case has several sequences: that a packed path ran cannot be shown"]
     return over_the_run + [
         f"case {result.case}: {doubt}"
         for result in examples

@@ -231,6 +231,21 @@ def test_counts_of_a_case_by_hand() -> None:
     assert case.pairwise_slots == (3 + 2) + (3 + 1) + (1 + 1) + (1 + 3)
 
 
+@pytest.mark.parametrize(
+    ("group", "objective", "can_save"),
+    [
+        (PreferenceGroup((1, 2), ((3,),), ((4,),)), "sigmoid", True),
+        (PreferenceGroup((1,), ((3,),), ((4,),)), "sigmoid", False),
+        (PreferenceGroup((1, 2), ((3,),)), "sft-token-mean", False),
+        (PreferenceGroup((1,), ((3,), (4,))), "sft-token-mean", True),
+    ],
+)
+def test_packing_shows_where_a_prompt_is_shared_or_examples_share_a_row(
+    group: PreferenceGroup, objective: Any, can_save: bool
+) -> None:
+    assert Case(name="c", why="", groups=(group,), objective_name=objective).can_save is can_save
+
+
 def test_a_case_without_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="case empty: no groups, nothing would be compared"):
         Case(name="empty", why="", groups=())

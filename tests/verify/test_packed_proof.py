@@ -159,3 +159,32 @@ def test_a_fallback_in_one_case_does_not_hide_behind_the_savings_of_others() -> 
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.reasons[0].startswith("case several-groups: says packed, but log-probs fed 20 token slots")
     assert summary(packed, result(20, case="one-token-prompt")).verdict is Verdict.PASS, "nothing to save there"
+
+
+def example(slots: int = 20, *, rows: int = 4, **changes: Any) -> Result:
+    return result(slots, rows=rows, kind="examples", passes=1, **changes)
+
+
+def test_examples_are_packed_where_they_are_fed_in_fewer_rows_than_there_are() -> None:
+    assert summary(example(rows=1, can_save=True)).verdict is Verdict.PASS
+    found = summary(example(rows=1, can_save=True), example(can_save=True, case="one-per-row"))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reasons == (
+        "case one-per-row: says packed, but log-probs fed 4 rows where there are 4 sequences: "
+        "the packed path did not run",
+    )
+
+
+def test_a_case_of_one_example_says_nothing_of_packing_where_others_do() -> None:
+    assert summary(example(rows=1, can_save=True), example(can_save=False, case="alone")).verdict is Verdict.PASS
+    pair = result(12, can_save=True, case="pair")
+    assert summary(pair, example(can_save=False, case="alone")).verdict is Verdict.PASS
+    assert summary(pair, example(0, can_save=False, case="alone")).verdict is Verdict.INCONCLUSIVE, "nothing was fed"
+
+
+def test_a_run_of_single_examples_cannot_show_that_a_packed_path_ran() -> None:
+    found = summary(example(can_save=False), example(can_save=False, case="another"))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reasons == ("says packed, but no case has several sequences: that a packed path ran cannot be shown",)
+    unrun = result(None, verdict=Verdict.NOT_APPLICABLE, kind="examples")
+    assert summary(result(12), unrun).verdict is Verdict.PASS, "a case that it does not take says nothing"

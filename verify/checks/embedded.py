@@ -33,7 +33,10 @@ def embedded_ids(model: Any) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def embeddings_as_leaves(model: Any) -> Iterator[list[Embedded]]:
-    """Cut the graph at the embedding: what comes out of each call is a leaf whose gradients can be read."""
+    """Cut the graph at the embedding: what comes out of each call is a leaf whose gradients can be read.
+
+    To be left only behind the backward pass, which may compute a forward pass again.
+    """
     calls: list[Embedded] = []
 
     def cut(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:

@@ -39,11 +39,11 @@ def hold_against_paths(bench: Bench, case: Case) -> Measured:
         raise NotApplicableError(support.reason)
     with embeddings_as_leaves(bench.model) as embedded:
         returned = bench.call(lambda: bench.subject.per_token_logps(bench.model, case.groups))
-    if not embedded:
-        raise NotApplicableError("no token passed the model's embedding, where gradients would be read")
-    checked = check_logps(returned, case.groups, subject=bench.subject.name, differentiable=True)
-    logps = supervised_logps(checked, case.groups)
-    reached = bench.call(lambda: _tokens_that_reach(logps, embedded), seeded=False)
+        if not embedded:
+            raise NotApplicableError("no token passed the model's embedding, where gradients would be read")
+        checked = check_logps(returned, case.groups, subject=bench.subject.name, differentiable=True)
+        logps = supervised_logps(checked, case.groups)
+        reached = bench.call(lambda: _tokens_that_reach(logps, embedded), seeded=False)
     bench.drop_gradients()
     places: dict[int, TokenPlace] = {}
     for place, token_id in all_places(case.groups):
@@ -76,37 +76,52 @@ def _not_excused(missing: Sequence[tuple[int, int, str]], model: Any, groups: tu
         return []
     with embeddings_as_leaves(model) as embedded:
         logps = supervised_logps(WITNESS.per_token_logps(model, groups), groups)
-    reached = _tokens_that_reach(logps, embedded)
+        reached = _tokens_that_reach(logps, embedded)
     return [words for index, token_id, words in missing if token_id in reached[index]]
 
 
-def _tokens_that_reach(logps: Sequence[Tensor], embedded: Sequence[Embedded]) -> list[set[int]]:
-    """Ids of the tokens at whose slots the gradient of a log-prob is not exactly zero, for each log-prob in turn."""
-    reached: list[set[int]] = [set() for logp in logps for _ in logp]
-    for call, gradients in zip(embedded, _gradients(flat(logps), [call.leaf for call in embedded]), strict=True):
+def _tokens_that_reach(logps: Sequence[Tensor], embedded: list[Embedded]) -> list[set[int]]:
+    """Ids of the tokens at whose slots the gradient of a log-prob is not exactly zero, for each log-prob in turn.
+
+    A backward pass that computes a forward pass again (checkpoints) calls the embedding anew: it must find the graph
+    cut as the first pass did, and its calls join those that are embedded.
+    """
+    values, calls = flat(logps), tuple(embedded)
+    batched = _batched_gradients(values, [call.leaf for call in calls])
+    if batched is None:
+        return [_reaching(value, embedded, len(calls)) for value in values]
+    reached: list[set[int]] = [set() for _ in values]
+    for call, gradients in zip(calls, batched, strict=True):
         for ids, gradient in zip(reached, gradients, strict=True):
-            if gradient is not None:
-                ids.update(call.input_ids[gradient.ne(0).any(-1)].tolist())  # NaN is not zero
+            ids.update(_ids_with(gradient, call))
     return reached
 
 
-def _gradients(values: Tensor, leaves: Sequence[Tensor]) -> list[Sequence[Tensor | None]]:
-    """The gradient of every value, for each leaf; None where a leaf takes no part."""
+def _batched_gradients(values: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+    """The gradient of every value at each leaf, [values, *leaf]; None where they must be taken one at a time.
+
+    A leaf that takes no part may have one that does in its place when its pass is run again (reentrant checkpoints).
+    """
+    each = torch.eye(len(values), dtype=values.dtype, device=values.device)
     try:
-        each = torch.eye(len(values), dtype=values.dtype, device=values.device)
-        batched = torch.autograd.grad(values, leaves, each, retain_graph=True, allow_unused=True, is_grads_batched=True)
-        return [[None] * len(values) if gradients is None else list(gradients) for gradients in batched]
-    except (
-        RuntimeError
-    ):  # something in the graph takes one gradient at a time, or (checkpoints) no autograd.grad at all
-        return [list(gradients) for gradients in zip(*(_backward(value, leaves) for value in values), strict=True)]
+        found = torch.autograd.grad(values, leaves, each, retain_graph=True, allow_unused=True, is_grads_batched=True)
+    except RuntimeError:  # something in the graph takes one gradient at a time, or (checkpoints) no autograd.grad
+        return None
+    return None if any(gradients is None for gradients in found) else found
 
 
-def _backward(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    for leaf in leaves:
-        leaf.grad = None
+def _reaching(value: Tensor, embedded: list[Embedded], num_calls: int) -> set[int]:
+    """The same of one log-prob, by a backward pass of its own."""
+    del embedded[num_calls:]
+    for call in embedded:
+        call.leaf.grad = None
     value.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    return [leaf.grad for leaf in leaves]
+    return {token for call in embedded if call.leaf.grad is not None for token in _ids_with(call.leaf.grad, call)}
+
+
+def _ids_with(gradient: Tensor, call: Embedded) -> list[int]:
+    ids: list[int] = call.input_ids[gradient.ne(0).any(-1)].tolist()  # NaN is not zero
+    return ids
 
 
 REACH = ExactCheck(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from verify.cases import CASE_KINDS
+from verify.cases import CASE_KINDS, CaseKind
 from verify.checks.bench import Setting
 from verify.checks.cases import check_cases
 from verify.checks.catalogue import EXACT_CHECKS
@@ -110,6 +110,34 @@ def test_a_graph_with_a_reentrant_checkpoint_can_be_asked_what_reaches_what(
     findings = put(Wrapped(lambda logp: checkpoint(torch.clone, logp, use_reentrant=True)))
     assert findings["reach"].verdict is Verdict.PASS, findings["reach"].reason
     assert findings["normalisation"].verdict is Verdict.PASS, findings["normalisation"].reason
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """The honest step, whose whole forward pass is run again in the backward pass; log-probs may lean on the first."""
+
+    use_reentrant: bool
+    leaning: float = 0.0
+    name: str = "recomputed"
+    takes: tuple[CaseKind, ...] = CASE_KINDS
+
+    def per_token_logps(self, model: Any, groups: Groups) -> list[Tensor]:
+        def step(_anchor: Tensor) -> tuple[Tensor, ...]:
+            logps = HONEST.per_token_logps(model, groups)
+            return tuple(logp + self.leaning * logps[0][0] if self.leaning else logp for logp in logps)
+
+        anchor = torch.zeros(1, requires_grad=True)  # a reentrant checkpoint has no gradient without one
+        return list(checkpoint(step, anchor, use_reentrant=self.use_reentrant))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(("leaning", "verdict"), [(0.0, Verdict.PASS), (1e-6, Verdict.FAIL)])
+def test_what_reaches_what_is_read_through_a_forward_pass_that_is_run_again(
+    put: Callable[..., dict[str, Finding]], use_reentrant: bool, leaning: float, verdict: Verdict
+) -> None:
+    checks = [check for check in EXACT_CHECKS if check.name in ("reach", "no-cross-attention")]
+    findings = put(Recomputed(use_reentrant, leaning), checks)
+    assert [finding.verdict for finding in findings.values()] == [verdict] * 2, [f.reason for f in findings.values()]
 
 
 def test_a_subject_that_raises_is_an_error_in_each_check_but_that_on_another_model(
