@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 from reports.record import CaseKind, DtypeName, Environment, ModelRecord, QuantityName, VerdictName
 from reports.values import Count, Measured, Settings
 
+DrawnKind = CaseKind | Literal["objectives"]
+"""Kind of the cases; under objectives, groups under every preference objective."""
+
 CALIBRATION_VERSION: Literal[1] = 1
 BINS_PER_DECADE = 25
 KEPT = 40
@@ -238,7 +241,7 @@ class CalibrationRecord(_Frozen):
     environment: Environment
     model: ModelRecord
     seed: Count
-    case_kind: CaseKind = "pairs"
+    case_kind: DrawnKind = "pairs"
     dtypes: list[DtypeName]
     num_batches: Count
     num_cases: Count

@@ -8,7 +8,7 @@ from typing import Literal
 from reports.calibration import CalibrationRecord, Distribution, ExtremeRecord
 from reports.markdown import escape
 from reports.record import QuantityName
-from reports.words import DISTANCES, NONE, QUANTITIES, number
+from reports.words import DISTANCES, NONE, QUANTITIES, number, percent
 
 _ANY = "any quantity"
 _HONEST = (0.5, 0.99, 0.999, 1.0)
@@ -90,10 +90,7 @@ def fault_table(record: CalibrationRecord) -> str:
 
 def bounds_table(record: CalibrationRecord) -> str:
     """Bounds on the rate of false alarms that need no assumption on the tail."""
-    rows = [
-        [b.dtype, escape(b.what), f"{b.num_runs:,}", str(b.with_alarm), f"{100 * b.upper_95:.2g} %"]
-        for b in record.bounds
-    ]
+    rows = [[b.dtype, escape(b.what), f"{b.num_runs:,}", str(b.with_alarm), percent(b.upper_95)] for b in record.bounds]
     return table(["dtype", "what", "runs", "with a false alarm", "rate below (95 %)"], rows)
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.calibration import CalibrationRecord
-from reports.words import NONE, number
+from reports.words import NONE, number, percent
 
 
 def print_calibration(record: CalibrationRecord, console: Console) -> None:
@@ -37,7 +37,7 @@ def print_calibration(record: CalibrationRecord, console: Console) -> None:
     console.print(table)
     for bound in record.bounds:
         if bound.dtype == "all":
-            rate = f"{100 * bound.upper_95:.2g} %"
+            rate = percent(bound.upper_95)
             line = f"{bound.with_alarm} of {bound.num_runs:,} runs had a false alarm: below {rate} of {bound.what}"
             console.print(Text(line), soft_wrap=True)
     for reason in record.reasons:

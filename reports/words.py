@@ -51,6 +51,11 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
+def percent(share: float) -> str:
+    """A share in percent to two digits; all of it is 100 %."""
+    return f"{100 * share:.3g} %" if share >= 0.995 else f"{100 * share:.2g} %"
+
+
 def number(value: float | None) -> str:
     """A measurement with three significant digits: "0", "0.410", "12.3", "3.20e-6", "NaN", "inf"."""
     if value is None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from verify.calibration.group_shapes import draw_group_shapes, make_group_case
+from verify.calibration.kinds import DrawnKind, case_kind
 from verify.calibration.shapes import draw_shapes, make_case
-from verify.cases import Case, CaseKind
+from verify.cases import Case
 from verify.faults.catalogue import FAULTS
 from verify.faults.conditions import SEVERAL_GROUPS
 from verify.faults.controls import EQUIVALENT_MUTANTS
@@ -73,7 +74,7 @@ def batch_sizes(seed: int, num_cases: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy, kind: CaseKind = "pairs") -> Batch:
+def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy, kind: DrawnKind = "pairs") -> Batch:
     """Draw one batch.
 
     Args:
@@ -93,7 +94,7 @@ def draw_batch(seed: int, number: int, dtypes: Sequence[str], policy: Policy, ki
     objective = _objective(rng)
     subjects: dict[str, tuple[Population, PackedSubject | FaultySubject]] = {
         subject.name: ("honest", subject)
-        for subject in rng.sample([s for s in PACKED_SUBJECTS if kind in s.takes], PACKED_PER_BATCH)
+        for subject in rng.sample([s for s in PACKED_SUBJECTS if case_kind(kind) in s.takes], PACKED_PER_BATCH)
     }
     subjects.update((s.name, ("honest", s)) for s in _planted(_MUTANTS, 1, _CASES_PER_MUTANT, cases, rng))
     faults = [fault for fault in FAULTS if "parity" in fault.must_kill and _can_show(fault, objective)]
@@ -118,7 +119,7 @@ def _run_size(rng: random.Random) -> int:
     return rng.choices(RUN_SIZES, weights=_RUN_SIZE_WEIGHTS)[0]
 
 
-def _cases(number: int, size: int, model: ModelRequest, rng: random.Random, kind: CaseKind) -> tuple[Case, ...]:
+def _cases(number: int, size: int, model: ModelRequest, rng: random.Random, kind: DrawnKind) -> tuple[Case, ...]:
     vocab_size, seed = vocabulary_size(model), rng.getrandbits(63)
     names = [f"b{number}-c{index}" for index in range(size)]
     if kind == "pairs":

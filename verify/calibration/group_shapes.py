@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from verify.calibration.kinds import DrawnKind
 from verify.calibration.shapes import draw, lengths, weighted
 from verify.cases import Case
 from verify.groups import PreferenceGroup, TokenIds
-from verify.objective import ObjectiveName
+from verify.objective import PREFERENCE_NAMES, ObjectiveName
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-Kind = Literal["groups", "examples"]
 Content = Literal["random", "shared-turns", "two-tokens"]
 
 _NUM_GROUPS = ((1, 40), (2, 35), (3, 15), (4, 10))
@@ -46,7 +46,7 @@ class GroupCaseShape:
     Args:
         groups: Lengths of each group.
         content: What is odd about the token ids. "shared-turns": each response but the first begins as an earlier one.
-        masked: Of examples: whether parts of the completions are not supervised.
+        masked: Whether parts of the completions are not supervised; of examples and under other objectives.
         objective_name: The objective of the case.
     """
 
@@ -56,11 +56,11 @@ class GroupCaseShape:
     objective_name: ObjectiveName
 
 
-def draw_group_shapes(kind: Kind, seed: int, count: int) -> tuple[GroupCaseShape, ...]:
+def draw_group_shapes(kind: DrawnKind, seed: int, count: int) -> tuple[GroupCaseShape, ...]:
     """Draw shapes of cases; equal arguments give equal shapes, whatever else is imported.
 
     Args:
-        kind: "groups" or "examples".
+        kind: "groups", "examples" or "objectives".
         seed: Seed of hypothesis.
         count: How many.
 
@@ -70,7 +70,7 @@ def draw_group_shapes(kind: Kind, seed: int, count: int) -> tuple[GroupCaseShape
     return draw(_shapes(kind), seed, count)
 
 
-def _shapes(kind: Kind) -> SearchStrategy[GroupCaseShape]:
+def _shapes(kind: DrawnKind) -> SearchStrategy[GroupCaseShape]:
     from hypothesis import strategies as st
 
     def responses(numbers: Sequence[tuple[int, int]]) -> SearchStrategy[tuple[int, ...]]:
@@ -79,14 +79,16 @@ def _shapes(kind: Kind) -> SearchStrategy[GroupCaseShape]:
         )
         return several
 
-    negatives = responses(_NUM_RESPONSES) if kind == "groups" else st.just(())
-    positives = responses(_NUM_RESPONSES if kind == "groups" else ((1, 70), (2, 20), (4, 10)))
+    negatives = responses(_NUM_RESPONSES) if kind != "examples" else st.just(())
+    positives = responses(_NUM_RESPONSES if kind != "examples" else ((1, 70), (2, 20), (4, 10)))
     group = st.builds(GroupShape, lengths(_PROMPT_RANGES), positives, negatives)
     groups = weighted(_NUM_GROUPS).flatmap(lambda n: st.lists(group, min_size=n, max_size=n).map(tuple))
     objectives: tuple[tuple[ObjectiveName, int], ...] = (("sigmoid", 1),)
     if kind == "examples":
         objectives = (("sft-token-mean", 1), ("sft-example-mean", 1))
-    masked = weighted(((True, 1), (False, 1))) if kind == "examples" else st.just(False)
+    if kind == "objectives":
+        objectives = tuple((name, 1) for name in PREFERENCE_NAMES)
+    masked = st.just(False) if kind == "groups" else weighted(((True, 1), (False, 1)))
     return st.builds(GroupCaseShape, groups, weighted(_CONTENTS), masked, weighted(objectives))
 
 

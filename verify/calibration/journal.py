@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from reports.calibration import BatchRecord
-from reports.record import CaseKind, DtypeName
+from reports.calibration import BatchRecord, DrawnKind
+from reports.record import DtypeName
 from reports.store import OutputError, RecordError, problems_of
 from reports.values import Settings
 
@@ -26,7 +26,7 @@ class JournalSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int
-    case_kind: CaseKind = "pairs"
+    case_kind: DrawnKind = "pairs"
     dtypes: list[DtypeName]
     policy: Settings
     variations: list[str]

@@ -11,7 +11,7 @@ from typing import Literal, cast
 from reports.calibration import BatchRecord, Distribution, ExtremeRecord, Series, SubjectTally
 from reports.record import DtypeName, QuantityName
 from verify.calibration.batch import Batch, Population, draw_batch
-from verify.cases import CaseKind
+from verify.calibration.kinds import DrawnKind
 from verify.faults.catalogue import FAULTS
 from verify.gate import Result, run_gate
 from verify.judgement import Judgement
@@ -29,7 +29,7 @@ _DTYPES_OF_FAULT = {f"fault:{fault.name}": fault.dtypes for fault in FAULTS}
 
 
 def measure_batch(
-    seed: int, number: int, dtypes: Sequence[str], policy: Policy, kind: CaseKind = "pairs"
+    seed: int, number: int, dtypes: Sequence[str], policy: Policy, kind: DrawnKind = "pairs"
 ) -> BatchRecord:
     """Draw a batch, run it in one thread, and keep its ratios.
 

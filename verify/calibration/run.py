@@ -18,10 +18,10 @@ from reports.calibration import BatchRecord, CalibrationRecord
 from reports.record import DtypeName
 from verify.calibration.batch import batch_sizes, draw_batch
 from verify.calibration.journal import Journal, JournalSettings
+from verify.calibration.kinds import DRAWN_KINDS, DrawnKind
 from verify.calibration.measurement import measure_batch
 from verify.calibration.shapes import hypothesis_version
 from verify.calibration.summary import RunFacts, summarise
-from verify.cases import CASE_KINDS, CaseKind
 from verify.environment import read_environment
 from verify.gate import Progress
 from verify.models.request import DTYPES
@@ -60,7 +60,7 @@ class PreparedCalibration:
 
     options: CalibrationOptions
     dtypes: tuple[str, ...]
-    kind: CaseKind
+    kind: DrawnKind
     policy: Policy
     sizes: tuple[int, ...]
     journal: Journal
@@ -83,8 +83,8 @@ def prepare_calibration(options: CalibrationOptions) -> PreparedCalibration:
         if dtype not in DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
     dtypes = tuple(dict.fromkeys(options.dtypes)) or tuple(DTYPES)
-    if options.kind not in CASE_KINDS:
-        raise ValueError(f"unknown kind {options.kind!r}: give {', '.join(CASE_KINDS)}")
+    if options.kind not in DRAWN_KINDS:
+        raise ValueError(f"unknown kind {options.kind!r}: give {', '.join(DRAWN_KINDS)}")
     kind = options.kind
     hypothesis = hypothesis_version()
     policy = load_policy(options.policy)
@@ -192,5 +192,5 @@ def _in_order(
         yield batch
 
 
-def _measure(seed: int, dtypes: tuple[str, ...], policy: Policy, kind: CaseKind, number: int) -> BatchRecord:
+def _measure(seed: int, dtypes: tuple[str, ...], policy: Policy, kind: DrawnKind, number: int) -> BatchRecord:
     return measure_batch(seed, number, dtypes, policy, kind)

@@ -24,7 +24,7 @@ from reports.calibration import (
 from reports.record import DtypeName, Environment, VerdictName
 from verify.calibration.batch import PACKED_PER_BATCH, RUN_SIZES
 from verify.calibration.bounds import fit_tail, upper_bound
-from verify.cases import CaseKind
+from verify.calibration.kinds import DrawnKind, case_kind
 from verify.environment import tool_version
 from verify.gate import GateRequest
 from verify.models.request import build_model
@@ -55,7 +55,7 @@ class RunFacts:
     hypothesis_version: str
     seed: int
     dtypes: Sequence[str]
-    case_kind: CaseKind
+    case_kind: DrawnKind
     policy: Policy
     template: GateRequest
 
@@ -191,9 +191,9 @@ def _run_sizes(totals: _Totals, dtypes: Sequence[DtypeName]) -> list[RunSizeReco
     ]
 
 
-def _bounds(totals: _Totals, dtypes: Sequence[DtypeName], case_kind: CaseKind) -> list[BoundRecord]:
+def _bounds(totals: _Totals, dtypes: Sequence[DtypeName], drawn: DrawnKind) -> list[BoundRecord]:
     """Batches are independent, results within one are not: so runs are counted, not results."""
-    num_subjects = sum(case_kind in subject.takes for subject in PACKED_SUBJECTS)
+    num_subjects = sum(case_kind(drawn) in subject.takes for subject in PACKED_SUBJECTS)
     covering = -(-num_subjects // PACKED_PER_BATCH)
     bounds = []
     for dtype in (*dtypes, "all"):

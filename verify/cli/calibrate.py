@@ -13,6 +13,7 @@ _HELP_CASES = "Random cases over all dtypes, at least."
 _HELP_OUT = "Folder for calibration.json, .md, .svg and the journal that --resume reads."
 _HELP_JOBS = "Processes, each with one thread; the figures do not depend on it."
 
+_HELP_KIND = "Kind of all cases: pairs, groups, examples, or objectives (groups under every preference objective)."
 _INTERRUPTED = 130
 """As for every command that is interrupted."""
 
@@ -24,7 +25,12 @@ def calibrate(
     dtype: Annotated[
         list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable. All of them.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="Kind of all cases: pairs, groups or examples.")] = "pairs",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="Kind of all cases: pairs, groups, examples, or objectives (groups under each preference objective)."
+        ),
+    ] = "pairs",
     jobs: Annotated[int, typer.Option(help=_HELP_JOBS, min=1)] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the journal in --out.")] = False,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,

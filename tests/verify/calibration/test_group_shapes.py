@@ -12,15 +12,17 @@ import pytest
 
 import verify
 from verify.calibration.batch import draw_batch
-from verify.calibration.group_shapes import GroupCaseShape, GroupShape, Kind, draw_group_shapes, make_group_case
+from verify.calibration.group_shapes import GroupCaseShape, GroupShape, draw_group_shapes, make_group_case
+from verify.calibration.kinds import DrawnKind, case_kind
 from verify.cases import Case
+from verify.objective import PREFERENCE_NAMES
 from verify.tolerance import load_policy
 
 ROOT = Path(verify.__file__).resolve().parents[1]
-KINDS: tuple[Kind, ...] = ("groups", "examples")
+KINDS: tuple[DrawnKind, ...] = ("groups", "examples", "objectives")
 
 
-def drawn(kind: Kind) -> list[Case]:
+def drawn(kind: DrawnKind) -> list[Case]:
     return [
         make_group_case(f"{seed}-{place}", shape, 31, random.Random(place))
         for seed in (5, 11)
@@ -35,9 +37,10 @@ def test_a_seed_gives_the_same_shapes_in_a_process_that_has_imported_next_to_not
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_case_is_of_its_kind_and_no_two_responses_of_a_group_are_equal(kind: Kind) -> None:
+def test_every_case_is_of_its_kind_and_no_two_responses_of_a_group_are_equal(kind: DrawnKind) -> None:
     for case in drawn(kind):
-        assert case.kind == kind or (kind == "groups" and all(group.is_pair for group in case.groups))
+        wanted = case_kind(kind)
+        assert case.kind == wanted or (wanted == "groups" and all(group.is_pair for group in case.groups))
         assert all(len(set(group.completions)) == len(group.completions) for group in case.groups)
 
 
@@ -66,6 +69,12 @@ def test_examples_come_masked_and_unmasked_with_both_means_and_with_several_resp
     assert max(len(group.positives) for group in groups) > 1
 
 
+def test_every_preference_objective_is_drawn_on_masked_and_unmasked_groups() -> None:
+    cases = drawn("objectives")
+    assert {case.objective_name for case in cases} == set(PREFERENCE_NAMES)
+    assert {bool(group.completion_masks) for case in cases for group in case.groups} == {True, False}
+
+
 def test_a_prompt_of_two_kinds_of_token_holds_both() -> None:
     shape = GroupCaseShape((GroupShape(1, (1,), (1,)),), "two-tokens", False, "sigmoid")
     (group,) = make_group_case("a", shape, 31, random.Random(0)).groups
@@ -73,9 +82,9 @@ def test_a_prompt_of_two_kinds_of_token_holds_both() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_holds_subjects_that_take_its_kind(kind: Kind) -> None:
+def test_a_batch_holds_subjects_that_take_its_kind(kind: DrawnKind) -> None:
     batch = draw_batch(3, 7, ("float64",), load_policy(None), kind)
     assert batch == draw_batch(3, 7, ("float64",), load_policy(None), kind)
     honest = [s for s in batch.request.subjects if batch.populations[s.name] == "honest"]
     assert len(honest) >= 3
-    assert all(kind in subject.takes for subject in honest if hasattr(subject, "takes"))
+    assert all(case_kind(kind) in subject.takes for subject in honest if hasattr(subject, "takes"))

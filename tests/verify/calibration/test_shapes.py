@@ -80,7 +80,7 @@ def test_cases_have_the_lengths_and_the_content_of_their_shape(shape: CaseShape,
 
 def test_without_hypothesis_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    with pytest.raises(HypothesisMissingError, match=r"pip install 'packparity\[calibrate\]'"):
+    with pytest.raises(HypothesisMissingError, match=r"with its extra, '\.\[calibrate\]' in place"):
         hypothesis_version()
 
 
