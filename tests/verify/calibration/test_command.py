@@ -81,7 +81,7 @@ def test_an_interrupted_run_goes_on_to_the_figures_of_one_that_was_not(
 
     monkeypatch.setattr(run, "measure_batch", until_interrupted)
     status, output = calibrate(*SMALL, "--out", tmp_path)
-    assert status == 3
+    assert status == 130
     assert f"what was measured is in {tmp_path / JOURNAL_FILE}; --resume goes on" in output
     assert {path.name for path in tmp_path.iterdir()} == {JOURNAL_FILE}
     with (tmp_path / JOURNAL_FILE).open("a", encoding="utf-8") as journal:
