@@ -41,8 +41,8 @@ SHARED_ROWS = "sequence packing, prompts shared"
 FEWEST_STEPS = 8
 """A shorter data set is repeated until it fills this many steps, so that single rows do not decide."""
 
-_MOST_GROUPS = 20_000
-"""Where a data set is repeated, up to this many groups."""
+_MOST_GROUPS, _MOST_SEQUENCES = 20_000, 200_000
+"""Where a data set is repeated, up to this many groups, with this many responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,9 @@ def _epoch(groups: Sequence[GroupLengths], setting: Setting) -> _Epoch:
     step = setting.num_ranks * setting.groups_per_rank
     tokens_of_steps = FEWEST_STEPS * setting.num_ranks * setting.row_limits[-1]
     repeats = max(-(-FEWEST_STEPS * step // len(groups)), -(-tokens_of_steps // sum(group.packed for group in groups)))
-    repeats = max(1, min(repeats, _MOST_GROUPS // len(groups)), -(-step // len(groups)))
+    num_sequences = sum(len(group.responses) for group in groups)
+    affordable = min(_MOST_GROUPS // len(groups), _MOST_SEQUENCES // num_sequences)
+    repeats = max(1, min(repeats, affordable), -(-step // len(groups)))
     positions = [
         position for repeat in range(repeats) for position in sampling_order(len(groups), setting.seed + repeat)
     ]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verify.packing_plan import simulate as simulate_module
 from verify.packing_plan.costs import FlopPrices, GroupLengths
 from verify.packing_plan.distributions import DISTRIBUTIONS, named_distribution
 from verify.packing_plan.simulate import (
@@ -194,6 +195,16 @@ def test_a_plan_at_a_row_limit_is_one_result_however_it_is_asked_for(
         (limit, result.plan): result for limit, result in simulate_row_limits(groups, made) if limit == row_limit
     }
     assert list(by_limit.values()) == list(simulate(groups, made, [plan for _, plan in by_limit]))
+
+
+def test_groups_of_very_many_responses_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one group of 10,000 responses became an epoch of millions of sequences."""
+    group = GroupLengths(4, (2,) * 20)
+    monkeypatch.setattr(simulate_module, "_MOST_SEQUENCES", 60)
+    (plain,) = simulate([group], setting(row_limit=64), ["plain"])
+    assert plain.num_examples == 3
+    (plain,) = simulate([group], setting(row_limit=64, num_ranks=4), ["plain"])
+    assert (plain.num_examples, plain.num_steps) == (4, 1)  # a whole step at least
 
 
 def test_groups_of_any_size_have_their_work_counted() -> None:
