@@ -38,9 +38,9 @@ access to the model, rewriting the tokens in front tells the two apart (``verify
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -49,9 +49,10 @@ from verify.contamination.examples import check_examples, joined, rotations
 from verify.groups import PreferenceGroup
 from verify.observation import to_float64
 
-Values = Sequence[Tensor] | Sequence[float]
+Values = Sequence[Tensor] | Sequence[float] | Tensor
 Stack = Callable[[Sequence[PreferenceGroup]], Values]
-"""Packs examples into one row, in the order given, and returns for each its log-probs (1-D) or its loss."""
+"""Packs examples into one row, in the order given, and returns for each its log-probs (1-D) or its loss, in a list; the
+losses may come as one tensor."""
 
 
 class ContaminationError(ValueError):
@@ -143,10 +144,13 @@ def measure_contamination(
         Score, noise floor and finding.
 
     Raises:
-        ContaminationError: Equal examples, a stack that returns too few values or one that is not finite, or
-            a full leak that makes no difference, so that nothing could be seen.
+        ContaminationError: Equal examples, a stack that returns something else than a list, too few values or one
+            that is not finite, a dtype without rounding, or a full leak that makes no difference, so that nothing could
+            be seen.
         ValueError: Examples that cannot be used.
     """
+    if not computed_in.is_floating_point:
+        raise ContaminationError(f"computed_in is {computed_in}; give the dtype of the activations, a floating one")
     rows = rotations(check_examples(examples))
     alone = {example: _values(stack, (example,), "alone")[0] for example in examples}
     if len(alone) != len(examples):
@@ -216,18 +220,41 @@ def _values(stack: Stack, examples: Sequence[PreferenceGroup], what: str) -> tup
     """One float64 vector per example; a loss is a vector of one.
 
     Raises:
-        ContaminationError: The wrong number of values, or one that is not finite.
+        ContaminationError: No list of values, the wrong number of them, or one that is no number or not finite.
     """
-    returned = stack(examples)
+    returned = _listed(stack(examples), what)
     if len(returned) != len(examples):
         raise ContaminationError(f"{what}: the stack returned {len(returned)} values for {len(examples)} examples")
-    vectors = tuple(to_float64(torch.as_tensor(value)).reshape(-1) for value in returned)
+    vectors = tuple(_vector(value, f"{what}, example {index} of the row") for index, value in enumerate(returned))
     for index, vector in enumerate(vectors):
         if not len(vector) or not bool(vector.isfinite().all()):
             raise ContaminationError(
                 f"{what}, example {index} of the row: {vector.tolist()[:3]}; finite numbers are needed"
             )
     return vectors
+
+
+def _listed(returned: object, what: str) -> list[object]:
+    """What a stack returned, if it has an order and a length; a generator may give its values only once."""
+    has_values = isinstance(returned, Collection) and not isinstance(returned, Mapping | Set | str | bytes)
+    if not has_values or (isinstance(returned, Tensor) and not returned.ndim):
+        raise ContaminationError(
+            f"{what}: the stack returned a {type(returned).__name__}; give a list with the log-probs (1-D) or the "
+            "loss of each example, in the order of the examples"
+        )
+    return list(cast(Collection[object], returned))
+
+
+def _vector(value: object, where: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ContaminationError(
+            f"{where}: a {type(value).__name__}, which is no tensor or number; give the log-probs (1-D) or the loss"
+        ) from error
+    if tensor.is_complex():
+        raise ContaminationError(f"{where}: complex numbers; log-probs and losses are real")
+    return to_float64(tensor).reshape(-1)
 
 
 def _difference(values: Tensor, alone: Tensor) -> Tensor:

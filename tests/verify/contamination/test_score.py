@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.contamination.examples import draw_examples, joined, rotations
-from verify.contamination.score import Stack
+from verify.contamination.score import ContaminationError, Stack
 from verify.contamination.score import measure_contamination as measure_in
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelRequest, build_model
@@ -203,8 +203,47 @@ def test_examples_that_prove_nothing_are_refused(examples: Sequence[PreferenceGr
         (lambda examples: [1.0], "returned 1 values for 4 examples"),
         (lambda examples: [math.nan for _ in examples], "finite numbers are needed"),
         (lambda examples: [torch.ones(len(examples)) for _ in examples], "of the same tokens"),
+        (lambda examples: None, "alone: the stack returned a NoneType; give a list"),
+        (lambda examples: (1.0 for _ in examples), "alone: the stack returned a generator; give a list"),
+        (lambda examples: 1.0, "alone: the stack returned a float; give a list"),
+        (lambda examples: torch.tensor(1.0), "alone: the stack returned a Tensor; give a list"),
+        (lambda examples: dict.fromkeys(range(len(examples)), 1.0), "alone: the stack returned a dict; give a list"),
+        (lambda examples: {1.0}, "alone: the stack returned a set; give a list"),
+        (lambda examples: "1", "alone: the stack returned a str; give a list"),
+        (lambda examples: [None for _ in examples], "alone, example 0 of the row: a NoneType, which is no tensor"),
+        (lambda examples: ["x" for _ in examples], "alone, example 0 of the row: a str, which is no tensor"),
+        (lambda examples: [{} for _ in examples], "alone, example 0 of the row: a dict, which is no tensor"),
+        (lambda examples: [[1.0, [2.0]] for _ in examples], "alone, example 0 of the row: a list, which is no tensor"),
+        (lambda examples: [1j for _ in examples], "alone, example 0 of the row: complex numbers"),
+        (lambda examples: [[] for _ in examples], r"alone, example 0 of the row: \[\]; finite numbers"),
     ],
 )
 def test_a_stack_that_returns_something_else_is_named(stack: Stack, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ContaminationError, match=message):
         measure_contamination(stack, EXAMPLES)
+
+
+def test_a_variation_and_a_full_leak_that_return_something_else_are_named() -> None:
+    def nothing(_examples: Sequence[PreferenceGroup]) -> Any:
+        return None
+
+    with pytest.raises(ContaminationError, match="variation padded: the stack returned a NoneType"):
+        measure_contamination(toy(0.5), EXAMPLES, variations={"padded": nothing})
+    with pytest.raises(ContaminationError, match="leaked: the stack returned a NoneType"):
+        measure_contamination(toy(0.5), EXAMPLES, full_leak=nothing)
+
+
+def test_a_dtype_that_does_not_round_is_refused() -> None:
+    with pytest.raises(ContaminationError, match=r"computed_in is torch\.int64"):
+        measure_in(toy(), EXAMPLES, computed_in=torch.int64)
+
+
+def test_one_tensor_with_a_loss_for_each_example_is_enough() -> None:
+    def losses(examples: Sequence[PreferenceGroup]) -> Tensor:
+        return torch.stack([value.mean() for value in toy(0.5)(examples)])
+
+    def listed(examples: Sequence[PreferenceGroup]) -> list[float]:
+        return [float(value) for value in losses(examples).double()]
+
+    expected = measure_contamination(listed, EXAMPLES)
+    assert measure_contamination(losses, EXAMPLES) == expected
