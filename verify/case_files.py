@@ -92,7 +92,8 @@ def _case(case: _Case, path: Path) -> Case:
             objective_name=case.objective,
         )
     except ValueError as error:
-        raise JsonFileError(f"cases file {path}: case {case.name!r}: {error}") from error
+        problem = str(error).removeprefix(f"case {case.name}").lstrip(":, ")  # a case names itself, a group does not
+        raise JsonFileError(f"cases file {path}: case {case.name!r}, {problem}") from error
 
 
 def cases_text(cases: Sequence[Case]) -> str:

@@ -144,16 +144,26 @@ def test_a_case_of_supervised_examples_is_read_with_its_objective_and_masks(writ
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"negatives": []}, "case 'mine': case mine, group 1: no rejected response"),
-        ({"completion_masks": [[True, True]]}, "group 1: 1 completion masks for 2 responses"),
+        ({"negatives": []}, "case 'mine', group 1: no rejected response"),
+        ({"completion_masks": [[True, True]]}, "case 'mine', group 1: 1 completion masks for 2 responses"),
         ({"completion_masks": [[True], [True]]}, r"group 1: completion_masks\[0\]: 1 values for 2 tokens"),
         ({"completion_masks": [[True, True], [False]]}, r"group 1: completion_masks\[1\]: no token of the response is"),
     ],
 )
 def test_groups_without_meaning_are_refused_by_place(write: Write, changes: dict[str, Any], message: str) -> None:
     path = write([{**MINE, "groups": [GROUP, {**GROUP, **changes}]}])
-    with pytest.raises(JsonFileError, match=f"cases file .*{message}"):
+    with pytest.raises(JsonFileError, match=f"cases file .*{message}") as raised:
         read_cases(path)
+    assert str(raised.value).count("mine") == 1
+
+
+def test_a_name_is_told_once_and_on_one_line(write: Write) -> None:
+    """What follows the name depends on who finds the fault: the group, or the case of it."""
+    for changes in ({"negatives": []}, {"completion_masks": [[True]]}):
+        with pytest.raises(JsonFileError, match=r"case 'two\\nlines', group 0: ") as raised:
+            read_cases(write([{**MINE, "name": "two\nlines", "groups": [{**GROUP, **changes}]}]))
+        assert str(raised.value).count("lines") == 1
+        assert "\n" not in str(raised.value)
 
 
 def test_supervised_fine_tuning_takes_no_rejected_responses(write: Write) -> None:
