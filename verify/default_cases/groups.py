@@ -77,12 +77,20 @@ def _trees_of_turns(tokens: _Take) -> tuple[PreferenceGroup, ...]:
 
 
 def _masked(tokens: _Take) -> tuple[PreferenceGroup, ...]:
-    """Conversations of two turns, of which one response learns the second alone, and a pair with masks."""
+    """A pair with masks, conversations of which one response learns the second turn alone, and a pair without masks.
+
+    The longest stands in the middle, so that rows which take groups by length take them in another order.
+    """
     system, end, user = tokens(9), tokens(2), tokens(3)
     turn = tokens(5) + end
-    both_turns = (True,) * 7 + (False,) * 3
-    second_turn = (False,) * 10
+    both_turns, second_turn = (True,) * 7 + (False,) * 3, (False,) * 10
     return (
+        PreferenceGroup(
+            system + tokens(5),
+            (tokens(4) + end,),
+            (tokens(7) + end,),
+            completion_masks=((True,) * 6, (True,) * 3 + (False,) * 2 + (True,) * 4),
+        ),
         PreferenceGroup(
             system + tokens(3),
             (turn + user + tokens(4) + end, turn + user + (0,) + tokens(2) + end),
@@ -91,12 +99,7 @@ def _masked(tokens: _Take) -> tuple[PreferenceGroup, ...]:
                 both_turns + (True,) * 6, second_turn + (True,) * 5, (False,) * 2 + (True,) * 6, (True,) * 7,
             ),
         ),
-        PreferenceGroup(
-            system + tokens(5),
-            (tokens(4) + end,),
-            (tokens(7) + end,),
-            completion_masks=((True,) * 6, (True,) * 3 + (False,) * 2 + (True,) * 4),
-        ),
+        _group(tokens, 4, (5,), (6,)),
     )  # fmt: skip
 
 
@@ -121,11 +124,12 @@ def _long(tokens: _Take) -> tuple[PreferenceGroup, ...]:
     Of the tree one response ends inside, where no segment does::
 
         prompt - first - second - third - fourth fifth - (positive 0)
-                  |        |        |       |      +---- (negative 0)
-                  |        |        |       + positive 1 ends here
-                  |        |        +------------------- (negative 1)
-                  |        +---------------------------- (negative 2)
-                  +------------------------------------- (negative 3)
+          |       |        |        |       |      +---- (negative 0)
+          |       |        |        |       + positive 1 ends here
+          |       |        |        +------------------- (negative 1)
+          |       |        +---------------------------- (negative 2)
+          |       +------------------------------------- (negative 3)
+          +--------------------------------------------- (negative 4)
     """
     wide = _group(tokens, 256, (17,), (9, 12))
     prompt, first, second, third, fourth, fifth = (tokens(count) for count in (6, 3, 2, 2, 2, 2))
@@ -134,8 +138,11 @@ def _long(tokens: _Take) -> tuple[PreferenceGroup, ...]:
     return wide, PreferenceGroup(
         prompt,
         (deep + tokens(3), inside),
-        (deep + tokens(4), first + second + third + tokens(3), first + second + tokens(2), first + tokens(2)),
-    )
+        (
+            deep + tokens(4), first + second + third + tokens(3), first + second + tokens(2), first + tokens(2),
+            tokens(3),
+        ),
+    )  # fmt: skip
 
 
 def _group(tokens: _Take, prompt: int, positives: Sequence[int], negatives: Sequence[int]) -> PreferenceGroup:

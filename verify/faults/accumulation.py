@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import GROUPS_OF_UNEQUAL_TOKENS, ODD_GROUPS, SEVERAL_GROUPS
-from verify.faults.fault import Fault
+from verify.faults.content_conditions import EQUAL_EXAMPLES, FIVE_LOSSES
+from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Accumulation, Batch, Terms
 
 _PER_MICRO_BATCH = 2
+_BUFFER = 4
 
 
 def scaled(factor: float, honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
@@ -57,6 +59,18 @@ def first_group_left_out(honest: Accumulation, terms: Terms, batch: Batch, rows:
     return terms.losses[1:].sum() / len(terms.losses)
 
 
+def first_four(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
+    """A buffer for four losses, whatever the batch."""
+    return honest(replace(terms, losses=terms.losses[:_BUFFER], weights=terms.weights[:_BUFFER]), batch, rows)
+
+
+def equal_examples_once(honest: Accumulation, terms: Terms, batch: Batch, rows: Rows) -> Tensor:
+    """Losses are stored by the text of their examples."""
+    examples = [(group.prompt_ids, ids) for group in batch.groups for ids in group.completions]
+    last = sorted({example: index for index, example in enumerate(examples)}.values())
+    return honest(replace(terms, losses=terms.losses[last], weights=terms.weights[last]), batch, rows)
+
+
 _ONE_RATIO = "log-probs, rewards and margins exact; loss and every gradient off by one ratio"
 
 FAULTS = (
@@ -75,6 +89,7 @@ FAULTS = (
         replacement=mean_of_means,
         what=f"The loss is the mean over micro-batches of {_PER_MICRO_BATCH} groups, of which the last is short.",
         imitates=("A34", "A86"),
+        kinds=PREFERENCES,
         bites_where=ODD_GROUPS,
         signature="log-probs, rewards and margins exact; loss and the direction of gradients off",
         invisible_where="micro-batches of equal size",
@@ -85,6 +100,7 @@ FAULTS = (
         replacement=summed,
         what="Micro-batch losses are added up and never divided by their number.",
         imitates=("A34",),
+        kinds=PREFERENCES,
         bites_where=SEVERAL_GROUPS,
         signature=_ONE_RATIO + ", the number of groups",
         invisible_where="one group",
@@ -126,5 +142,26 @@ FAULTS = (
         imitates=("A35",),
         bites_where=SEVERAL_GROUPS,
         signature="log-probs, rewards and margins exact; loss and gradients lack a group",
+    ),
+    Fault(
+        name="fifth-loss-and-later-left-out",
+        stage="accumulation",
+        replacement=first_four,
+        what=f"Only the first {_BUFFER} groups of a batch, or examples of supervised fine-tuning, enter its loss.",
+        imitates=("A85",),
+        kinds=("pairs", "examples"),
+        bites_where=FIVE_LOSSES,
+        signature="log-probs, rewards and margins exact; loss and gradients lack the later ones",
+        invisible_where="log-probs, rewards; four groups or examples",
+    ),
+    Fault(
+        name="equal-examples-counted-once",
+        stage="accumulation",
+        replacement=equal_examples_once,
+        what="Losses are stored by the text of their examples: one that comes twice counts once.",
+        kinds=("examples",),
+        bites_where=EQUAL_EXAMPLES,
+        signature="log-probs exact; loss and the direction of gradients off",
+        invisible_where="log-probs; no two examples are equal",
     ),
 )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import PADDED_ROW, REJECTED_OF_TWO
-from verify.faults.fault import ROUNDING_IN_BFLOAT16, ROW_PER_GROUP, Fault
+from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, ROW_PER_GROUP, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Activations
 
@@ -198,6 +198,7 @@ FAULTS = (
         replacement=prompt_cache_detached,
         what="Keys and values of the shared prompt are computed without a graph.",
         imitates=("A50", "A51"),
+        kinds=PREFERENCES,
         signature="forward quantities exact, gradients of key and value adapters off",
         invisible_where="forward quantities",
     ),

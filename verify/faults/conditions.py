@@ -110,12 +110,23 @@ def _prompt_not_64(case: Case) -> bool:
     return any(len(group.prompt_ids) % 64 and len(ids) > 1 for group in case.groups for ids in group.completions)
 
 
+def _counted(case: Case) -> list[bool]:
+    """Of all completion tokens of a case in turn, whether they are supervised."""
+    return [
+        place in places
+        for group in case.groups
+        for ids, places in zip(group.completions, map(set, group.supervised), strict=True)
+        for place in range(len(ids))
+    ]
+
+
 def _more_than_64_tokens(case: Case) -> bool:
-    return case.num_completion_tokens > 64
+    return any(_counted(case)[64:])
 
 
 def _ragged_chunk(case: Case) -> bool:
-    return case.num_completion_tokens % 64 != 0
+    counted = _counted(case)
+    return any(counted[len(counted) // 64 * 64 :])
 
 
 def _longer_rejected(case: Case) -> bool:
@@ -175,11 +186,21 @@ def _ragged_segment_before_a_branch(case: Case) -> bool:
 
 
 def _last_token_inside(case: Case) -> bool:
-    return any(ids[-1] in ids[:-1] for group in case.groups for ids in group.completions)
+    return any(
+        ids.index(ids[-1]) < place
+        for group in case.groups
+        for ids, places in zip(group.completions, group.supervised, strict=True)
+        for place in places
+    )
 
 
 def _token_zero_inside(case: Case) -> bool:
-    return any(0 in ids for group in case.groups for ids in group.completions)
+    return any(
+        ids[place] == 0
+        for group in case.groups
+        for ids, places in zip(group.completions, group.supervised, strict=True)
+        for place in places
+    )
 
 
 EVERYWHERE = Condition("everywhere", _always)

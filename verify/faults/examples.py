@@ -39,6 +39,7 @@ from verify.objective import Sft
 
 _PAD = 0
 _EXAMPLES: tuple[CaseKind, ...] = ("examples",)
+_MASKED: tuple[CaseKind, ...] = ("groups", "examples")
 
 
 def _without_masked(ids: TokenIds, mask: Sequence[bool]) -> TokenIds:
@@ -47,14 +48,14 @@ def _without_masked(ids: TokenIds, mask: Sequence[bool]) -> TokenIds:
 
 def masked_tokens_replaced(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
     """Tokens that are not learned are replaced by padding in the input, as if it were the labels."""
-    return honest(
-        [
-            replace(group, positives=tuple(map(_without_masked, group.positives, group.completion_masks)))
-            if group.completion_masks
-            else group
-            for group in groups
-        ]
-    )
+    replaced = []
+    for group in groups:
+        responses = group.completions
+        if group.completion_masks:
+            responses = tuple(map(_without_masked, responses, group.completion_masks))
+        split = len(group.positives)
+        replaced.append(replace(group, positives=responses[:split], negatives=responses[split:]))
+    return honest(replaced)
 
 
 def restarted_at_turns(honest: Positions, rows: Rows) -> Tensor:
@@ -152,7 +153,7 @@ FAULTS = (
         stage="layout",
         replacement=masked_tokens_replaced,
         what="Tokens that are not learned are overwritten with padding in the input instead of in the labels.",
-        kinds=_EXAMPLES,
+        kinds=_MASKED,
         bites_where=MASKED_TOKEN,
         packing=BLOCK_DIAGONAL,
         signature="first supervised turn exact, later ones off by nats",
@@ -190,7 +191,7 @@ FAULTS = (
         replacement=restarted_at_turns,
         what="Positions restart at every supervised turn of a conversation, not only where an example starts.",
         imitates=("A21",),
-        kinds=_EXAMPLES,
+        kinds=_MASKED,
         bites_where=TURN_OF_TWO,
         packing=BLOCK_DIAGONAL,
         signature="first supervised turn exact, later ones off from their second token on",
@@ -283,7 +284,7 @@ FAULTS = (
         replacement=mask_ignored,
         what="Everything behind the prompt is learned: the mask of user turns is ignored.",
         imitates=("A26", "A29"),
-        kinds=_EXAMPLES,
+        kinds=_MASKED,
         bites_where=MASKED_TOKEN,
         packing=BLOCK_DIAGONAL,
         signature=_LOGPS_EXACT + "loss and gradients have the terms of user turns as well",

@@ -17,6 +17,8 @@ CheckName = Literal["parity", "packed-ran"] | ExactCheckName
 CHECKS: tuple[CheckName, ...] = ("parity", "packed-ran", *EXACT_CHECK_NAMES)
 ROUNDING_IN_BFLOAT16 = ("float64", "float32")
 """Where a fault shows that is no larger than the rounding of a bfloat16 model."""
+PREFERENCES: tuple[CaseKind, ...] = ("pairs", "groups")
+"""Kinds of case that compare responses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from verify.cases import CASE_KINDS
 from verify.faults.conditions import BRANCH_ON_A_BLOCK, RAGGED_ROW
-from verify.faults.fault import ROUNDING_IN_BFLOAT16, Fault
+from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Gradients
 
@@ -115,6 +116,7 @@ FAULTS = (
         replacement=first_layer_missing,
         what="Checkpointed layers with frozen inputs give their adapters no gradient.",
         imitates=("A50",),
+        kinds=PREFERENCES,
         signature="loss exact; LoRA tensors of the first layer have no gradient",
         invisible_where=_FORWARD,
     ),
@@ -143,6 +145,7 @@ FAULTS = (
         replacement=huge_on_block_boundary,
         what="The compiled backward pass indexes wrongly where a branch starts on a block boundary.",
         imitates=("A54",),
+        kinds=CASE_KINDS,
         bites_where=BRANCH_ON_A_BLOCK,
         signature="loss exact, query gradients 1e12 times too large",
         invisible_where=_FORWARD + "; other offsets",

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from verify.faults.fault import Fault
+from verify.faults.content_conditions import (
+    FIVE_NEGATIVES,
+    GROUPS_OF_ONE_PROMPT,
+    LARGER_GROUPS_ALIKE,
+    THREE_POSITIVES,
+    TWICE_ON_A_SIDE,
+)
+from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.layout_conditions import (
     MORE_THAN_PAIRS,
     SEVERAL_NEGATIVES,
@@ -21,7 +29,7 @@ from verify.faults.layout_conditions import (
 )
 from verify.faults.rows import Rows
 from verify.faults.stages import Accumulation, Batch, Objective, Terms
-from verify.groups import PreferenceGroup
+from verify.groups import PreferenceGroup, TokenIds
 from verify.objective import Preference
 
 _PAIR = PreferenceGroup((0,), ((0,),), ((0,),))
@@ -89,6 +97,71 @@ def in_twos(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, obj
     pairs = torch.arange(len(sums) // 2 * 2).view(-1, 2)
     losses = _losses(honest, sums, ref_sums, batch, objective, pairs)
     return replace(honest(sums, ref_sums, batch, objective), losses=losses, weights=torch.ones_like(losses))
+
+
+def first_positives_and_negatives(
+    num_positives: int | None,
+    num_negatives: int | None,
+    honest: Objective,
+    sums: Tensor,
+    ref_sums: Tensor,
+    batch: Batch,
+    objective: Preference,
+) -> Terms:
+    """Responses beyond some number on a side, where there is one, are not compared."""
+
+    def choose(table: Tensor) -> Tensor:
+        return table[:num_positives, :num_negatives].flatten(0, 1)
+
+    return _over_some_pairs(choose, honest, sums, ref_sums, batch, objective)
+
+
+def each_once(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
+    """Responses are stored by their text: one that a side holds twice weighs once."""
+    means = []
+    for group, start in zip(batch.groups, _starts(batch), strict=True):
+        positives, negatives = (
+            sorted({ids: index for index, ids in enumerate(side)}.values())
+            for side in (group.positives, group.negatives)
+        )
+        pairs = _pairs_of(group, start)[positives][:, negatives].flatten(0, 1)
+        means.append(_losses(honest, sums, ref_sums, batch, objective, pairs).mean())
+    return replace(honest(sums, ref_sums, batch, objective), losses=torch.stack(means))
+
+
+def sides_of_the_batch(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
+    """Where all groups are alike one reshape replaces the loop: it takes all positives to come first."""
+    sizes = {(len(group.positives), len(group.negatives)) for group in batch.groups}
+    terms = honest(sums, ref_sums, batch, objective)
+    if len(sizes) > 1:
+        return terms
+    ((m, n),) = sizes
+    order = torch.arange(len(sums))
+    positives, negatives = order[: len(batch.groups) * m].view(-1, m), order[len(batch.groups) * m :].view(-1, n)
+    losses = [
+        _losses(honest, sums, ref_sums, batch, objective, torch.cartesian_prod(positive, negative)).mean()
+        for positive, negative in zip(positives, negatives, strict=True)
+    ]
+    return replace(terms, losses=torch.stack(losses))
+
+
+def one_prompt_one_group(
+    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
+) -> Terms:
+    """Groups are kept by their prompt: the positives of one are compared with the negatives of the other as well."""
+    sides: dict[TokenIds, tuple[list[int], list[int]]] = {}
+    for group, start in zip(batch.groups, _starts(batch), strict=True):
+        positives, negatives = sides.setdefault(group.prompt_ids, ([], []))
+        middle, stop = start + len(group.positives), start + len(group.completions)
+        positives += range(start, middle)
+        negatives += range(middle, stop)
+    losses = [
+        _losses(honest, sums, ref_sums, batch, objective, torch.cartesian_prod(*map(torch.tensor, both))).mean()
+        for both in sides.values()
+    ]
+    return replace(
+        honest(sums, ref_sums, batch, objective), losses=torch.stack(losses), weights=torch.ones(len(losses)).to(sums)
+    )
 
 
 def margins_averaged(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
@@ -264,5 +337,60 @@ FAULTS = (
         bites_where=UNEVEN_NUMBERS_OF_PAIRS,
         signature=_LOGPS_EXACT + "loss and gradients too small for every group but the largest",
         invisible_where="log-probs, rewards; groups with equal numbers of pairs",
+    ),
+    Fault(
+        name="third-positive-and-later-dropped",
+        stage="objective",
+        replacement=partial(first_positives_and_negatives, 2, None),
+        what="A group has room for two positives: further ones are not compared.",
+        imitates=("A38",),
+        kinds=("groups",),
+        bites_where=THREE_POSITIVES,
+        signature=_LOGPS_EXACT + "loss and gradients lack the third positive",
+        invisible_where="log-probs, rewards; at most two positives per group",
+    ),
+    Fault(
+        name="fifth-negative-and-later-dropped",
+        stage="objective",
+        replacement=partial(first_positives_and_negatives, None, 4),
+        what="A group has room for four negatives: further ones are not compared.",
+        imitates=("A38",),
+        kinds=("groups",),
+        bites_where=FIVE_NEGATIVES,
+        signature=_LOGPS_EXACT + "loss and gradients lack the fifth negative",
+        invisible_where="log-probs, rewards; at most four negatives per group",
+    ),
+    Fault(
+        name="equal-responses-weigh-once",
+        stage="objective",
+        replacement=each_once,
+        what="Responses are stored by their text: one that a side of a group holds twice weighs once.",
+        imitates=("A38",),
+        kinds=("groups",),
+        bites_where=TWICE_ON_A_SIDE,
+        signature=_LOGPS_EXACT + "loss and gradients off by the weight of a response",
+        invisible_where="log-probs, rewards; no side holds a response twice",
+    ),
+    Fault(
+        name="groups-alike-read-by-sides",
+        stage="objective",
+        replacement=sides_of_the_batch,
+        what="Groups with the same numbers of responses are reshaped together, as if all positives came first.",
+        imitates=("A40",),
+        kinds=("groups",),
+        bites_where=LARGER_GROUPS_ALIKE,
+        signature=_LOGPS_EXACT + "loss and gradients compare responses of different groups",
+        invisible_where="log-probs, rewards; groups with different numbers of responses",
+    ),
+    Fault(
+        name="groups-of-one-prompt-merged",
+        stage="objective",
+        replacement=one_prompt_one_group,
+        what="Groups are kept by their prompt: responses of two with the same prompt are compared across.",
+        imitates=("A38",),
+        kinds=PREFERENCES,
+        bites_where=GROUPS_OF_ONE_PROMPT,
+        signature=_LOGPS_EXACT + "loss and gradients have pairs across groups",
+        invisible_where="log-probs, rewards; every group has a prompt of its own",
     ),
 )

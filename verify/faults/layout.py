@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from verify.cases import CASE_KINDS
 from verify.faults.conditions import (
     LONG_PROMPT,
     PAIR_OF_EQUAL_LENGTHS,
@@ -15,7 +16,7 @@ from verify.faults.conditions import (
     SEVERAL_PROMPTS,
     SHORTER_CHOSEN,
 )
-from verify.faults.fault import ROW_PER_GROUP, Fault
+from verify.faults.fault import PREFERENCES, ROW_PER_GROUP, Fault
 from verify.faults.rows import Held, Piece, Rows, padded
 from verify.faults.stages import Layout
 from verify.groups import PreferenceGroup, TokenIds
@@ -182,6 +183,7 @@ FAULTS = (
         replacement=prompt_cut,
         what=f"Prompts are truncated to their last {_KEPT_PROMPT_TOKENS} tokens, in the packed path only.",
         imitates=("A73",),
+        kinds=CASE_KINDS,
         bites_where=LONG_PROMPT,
         signature="all responses off, less so the longer the prompt",
     ),
@@ -191,6 +193,7 @@ FAULTS = (
         replacement=first_prompt_token_lost,
         what="Prompts start one token late.",
         imitates=("A03", "A73"),
+        kinds=CASE_KINDS,
         bites_where=PROMPT_OF_TWO,
         signature="all responses off by a little to nats",
     ),
@@ -200,6 +203,7 @@ FAULTS = (
         replacement=prompt_of_first_group,
         what="All responses of a batch hang on the prompt of its first group.",
         imitates=("A38",),
+        kinds=CASE_KINDS,
         bites_where=SEVERAL_PROMPTS,
         signature="first group exact, all others off by nats",
         invisible_where="one group",
@@ -209,6 +213,7 @@ FAULTS = (
         stage="layout",
         replacement=last_group_of_a_prompt,
         what="Groups are kept by their prompt: of two with the same prompt the last one stands for both.",
+        kinds=CASE_KINDS,
         bites_where=PROMPT_TWICE,
         signature="a group whose prompt comes again has the log-probs of that later group",
         invisible_where="lengths differ: then the number of values is already wrong, which is an ERROR",
@@ -218,6 +223,7 @@ FAULTS = (
         stage="layout",
         replacement=prompt_found_by_its_start,
         what="Prompts are found again by their first eight tokens: the first one that begins so stands for all.",
+        kinds=CASE_KINDS,
         bites_where=PROMPTS_BEGIN_ALIKE,
         signature="a group whose prompt begins as one before it does is off by nats, all others exact",
         invisible_where="no two prompts begin alike",
@@ -228,6 +234,7 @@ FAULTS = (
         replacement=one_row_per_completion,
         what="A packed=True that quietly computes padded rows of prompt and response.",
         imitates=("A79",),
+        kinds=PREFERENCES,
         signature="no value is off; as many token slots as unpacked rows feed",
         invisible_where="values: they are those of the unpacked path",
         must_kill=("packed-ran",),

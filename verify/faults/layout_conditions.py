@@ -11,7 +11,8 @@ from verify.groups import PreferenceGroup, TokenIds
 from verify.subjects.packed import PackedSubject, rows_of_bins
 
 
-def _sequences(case: Case) -> list[TokenIds]:
+def sequences_of(case: Case) -> list[TokenIds]:
+    """Prompt and response of every completion."""
     return [group.prompt_ids + ids for group in case.groups for ids in group.completions]
 
 
@@ -20,31 +21,31 @@ def num_shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _partings(sequence: TokenIds, others: Sequence[TokenIds]) -> set[int]:
+def partings(sequence: TokenIds, others: Sequence[TokenIds]) -> set[int]:
     """After how many of its tokens others part from a sequence: segments of the prefix tree end there."""
     shared = [(num_shared(sequence, other), len(other)) for other in others]
     return {count for count, length in shared if 0 < count < min(length, len(sequence))}
 
 
 def _three_levels(case: Case) -> bool:
-    sequences = _sequences(case)
-    return any(len(_partings(sequence, sequences)) > 1 for sequence in sequences)
+    sequences = sequences_of(case)
+    return any(len(partings(sequence, sequences)) > 1 for sequence in sequences)
 
 
 def _two_levels(case: Case) -> bool:
-    sequences = _sequences(case)
-    return any(_partings(sequence, sequences) for sequence in sequences)
+    sequences = sequences_of(case)
+    return any(partings(sequence, sequences) for sequence in sequences)
 
 
 def _deep_later_sibling(case: Case) -> bool:
     """A later branch of the third level or below predicts something from its own tokens."""
-    sequences = _sequences(case)
+    sequences = sequences_of(case)
     for index, later in enumerate(sequences):
-        partings = _partings(later, sequences)
+        places = partings(later, sequences)
         for earlier in sequences[:index]:
             parting = num_shared(earlier, later)
-            above = sum(0 < other <= parting for other in partings)
-            if parting in partings and above > 1 and len(later) - parting > 1:
+            above = sum(0 < place <= parting for place in places)
+            if parting in places and above > 1 and len(later) - parting > 1:
                 return True
     return False
 
@@ -62,7 +63,7 @@ def _responses_part(case: Case) -> bool:
 
 
 def _ends_inside(case: Case) -> bool:
-    sequences = set(_sequences(case))
+    sequences = set(sequences_of(case))
     return any(len(a) < len(b) and b[: len(a)] == a for a in sequences for b in sequences)
 
 
@@ -78,7 +79,7 @@ def _shared_targets(case: Case) -> bool:
 
 
 def _equal_responses(case: Case) -> bool:
-    return len(set(_sequences(case))) < case.num_completions
+    return len(set(sequences_of(case))) < case.num_completions
 
 
 def _several_negatives(case: Case) -> bool:
@@ -106,7 +107,7 @@ def _several_sequences(case: Case) -> bool:
 
 
 def _later_example(case: Case) -> bool:
-    return any(len(sequence) > 2 for sequence in _sequences(case)[1:])
+    return any(len(sequence) > 2 for sequence in sequences_of(case)[1:])
 
 
 def _short_later_prompt(case: Case) -> bool:

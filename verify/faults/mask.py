@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verify.cases import CASE_KINDS
 from verify.faults.conditions import (
     BEYOND_BLOCK,
     BRANCH_OF_TWO,
@@ -22,7 +23,8 @@ from verify.faults.conditions import (
     SEVERAL_GROUPS,
     THREE_GROUPS,
 )
-from verify.faults.fault import ROW_PER_GROUP, Fault
+from verify.faults.content_conditions import ONE_TOKEN_PROMPT
+from verify.faults.fault import PREFERENCES, ROW_PER_GROUP, Fault
 from verify.faults.rows import Rows, root_of
 from verify.faults.stages import Mask
 
@@ -197,6 +199,16 @@ def mask_of_first_row(honest: Mask, rows: Rows) -> Tensor:
     return allowed[:1].expand_as(allowed)
 
 
+def one_token_prompt_hidden(honest: Mask, rows: Rows) -> Tensor:
+    """A prompt is what stands before its last token, which the branches repeat: of one token nothing is left."""
+    allowed = honest(rows).clone()
+    for branch in rows.branches():
+        for prompt in rows.ancestors_of(branch):
+            if len(prompt.piece.ids) == 1:
+                allowed[branch.row, branch.start : branch.stop, prompt.start] = False
+    return allowed
+
+
 def finite_instead_of_minus_infinity(honest: Mask, rows: Rows) -> Tensor:
     """An additive mask whose forbidden cells are merely unlikely."""
     return torch.where(honest(rows), 0.0, _FINITE)
@@ -228,6 +240,7 @@ FAULTS = (
         stage="mask",
         replacement=causal_for_trees_alike,
         what="Where all groups of a row have the same lengths the mask is the causal triangle of the row.",
+        kinds=CASE_KINDS,
         bites_where=GROUPS_ALIKE,
         signature="as causal-mask-only, on groups of the same lengths",
         invisible_where="one group, or groups that differ in a length",
@@ -238,6 +251,7 @@ FAULTS = (
         replacement=trees_not_isolated,
         what="Branches of one prompt are kept apart, but a tree attends to all trees before it in the row.",
         imitates=("A09", "A70"),
+        kinds=PREFERENCES,
         bites_where=SEVERAL_GROUPS,
         signature="first group exact, all tokens of later groups off",
         invisible_where="one group in the row",
@@ -248,6 +262,7 @@ FAULTS = (
         replacement=branches_not_isolated,
         what="The mask knows documents, not branches: rejected attends to chosen.",
         imitates=("A13", "A14"),
+        kinds=PREFERENCES,
         bites_where=REJECTED_OF_TWO,
         signature="chosen exact, rejected off from its second token on",
     ),
@@ -257,6 +272,7 @@ FAULTS = (
         replacement=third_tree_sees_second,
         what="Boundaries from the third tree on are lost.",
         imitates=("A04",),
+        kinds=CASE_KINDS,
         bites_where=THREE_GROUPS,
         signature="two groups exact, later ones off",
         invisible_where="one or two groups in the row",
@@ -346,6 +362,7 @@ FAULTS = (
         replacement=window,
         what=f"Keys more than {_WINDOW} tokens back on the path are hidden; the model has no window.",
         imitates=("A15", "A52"),
+        kinds=CASE_KINDS,
         bites_where=PATH_BEYOND_100,
         signature="only tokens past the window are off",
         invisible_where="no path is longer than the window",
@@ -366,6 +383,7 @@ FAULTS = (
         replacement=block_missing,
         what="The mask function is right, the block table leaves a block of keys out.",
         imitates=("A55",),
+        kinds=CASE_KINDS,
         bites_where=BEYOND_BLOCK,
         signature="only queries of the second block are off",
         invisible_where="the row is one block",
@@ -397,5 +415,15 @@ FAULTS = (
         signature="all values within their budgets; gradients at tokens that must not be seen are tiny, but not 0",
         invisible_where="values: they move by less than rounding may",
         must_kill=("reach",),
+    ),
+    Fault(
+        name="prompt-of-one-token-hidden",
+        stage="mask",
+        replacement=one_token_prompt_hidden,
+        what="A prompt of one token counts as empty: its responses do not attend to it.",
+        kinds=CASE_KINDS,
+        bites_where=ONE_TOKEN_PROMPT,
+        signature="first tokens of responses to such a prompt exact, later ones off by nats",
+        invisible_where="prompts of two or more tokens",
     ),
 )

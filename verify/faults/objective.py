@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import SEVERAL_GROUPS
-from verify.faults.fault import Fault
+from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.stages import Batch, Objective, Terms
 from verify.objective import Preference
 
@@ -157,6 +157,7 @@ FAULTS = (
         replacement=smoothing_ignored,
         what="Label smoothing does not reach the loss.",
         imitates=("A37", "A52"),
+        kinds=PREFERENCES,
         signature="rewards exact; loss and all gradients off",
         invisible_where="a run without label smoothing (packparity faults uses 0.1)",
     ),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verify.cases import CASE_KINDS
 from verify.faults.conditions import BEYOND_256, BRANCH_OF_TWO, PROMPT_NOT_64, PROMPT_OF_TWO, REJECTED_OF_TWO
-from verify.faults.fault import Fault
+from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Positions
 
@@ -85,6 +86,7 @@ FAULTS = (
         replacement=running,
         what="Positions are slot numbers: the rejected branch counts on after the chosen one.",
         imitates=("A20",),
+        kinds=PREFERENCES,
         bites_where=REJECTED_OF_TWO,
         signature="chosen exact, rejected off from its second token on",
         invisible_where="whole trees shifted together, under rotary attention (see positions-shifted-by-tree)",
@@ -141,6 +143,7 @@ FAULTS = (
         replacement=in_bfloat16,
         what="Positions pass through bfloat16, where integers above 256 collide.",
         imitates=("A23",),
+        kinds=CASE_KINDS,
         bites_where=BEYOND_256,
         signature="exact up to position 256, off beyond",
         invisible_where="short sequences",
@@ -151,6 +154,7 @@ FAULTS = (
         replacement=in_eight_bits,
         what="Positions are kept in eight bits.",
         imitates=("A23",),
+        kinds=CASE_KINDS,
         bites_where=BEYOND_256,
         signature="exact up to position 255, off by nats beyond",
         invisible_where="short sequences",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import PROMPT_OF_TWO, PROMPT_OF_TWO_KINDS, RAGGED_SEGMENT
-from verify.faults.fault import Fault
+from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.rows import Branch, Rows
 from verify.faults.stages import Predictors
 
@@ -87,6 +87,7 @@ FAULTS = (
         replacement=neighbour,
         what="Labels are the row rolled by one: the first rejected token is predicted from the last chosen one.",
         imitates=("A24", "A31"),
+        kinds=PREFERENCES,
         signature="one token off per later branch, the first; by nats",
     ),
     Fault(

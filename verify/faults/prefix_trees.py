@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import CASE_KINDS, CaseKind
+from verify.faults.content_conditions import ENDS_ALIKE, SIX_LEVELS
 from verify.faults.fault import PREFIX_TREE, Fault
 from verify.faults.layout_conditions import (
     DEEP_LATER_SIBLING,
@@ -38,6 +39,8 @@ from verify.faults.stages import (
 from verify.groups import PreferenceGroup, TokenIds
 
 _KEYS_AND_VALUES = (".self_attn.k_proj", ".self_attn.v_proj")
+_LEVELS = 5
+_SHARED_END = 2
 
 
 def _merged(ids: TokenIds, earlier: Sequence[TokenIds]) -> TokenIds:
@@ -73,6 +76,15 @@ def positions_from_parent_alone(honest: Positions, rows: Rows) -> Tensor:
         for parent in rows.ancestors_of(place)[-1:]:
             start = len(parent.piece.ids)
             positions[place.row, place.start : place.stop] = torch.arange(start, start + len(place.piece.ids))
+    return positions
+
+
+def sixth_level_late(honest: Positions, rows: Rows) -> Tensor:
+    """Five offsets are kept, and whatever lies deeper stands one late."""
+    positions = honest(rows).clone()
+    for place in rows.places():
+        if len(rows.ancestors_of(place)) >= _LEVELS:
+            positions[place.row, place.start : place.stop] += 1
     return positions
 
 
@@ -126,6 +138,18 @@ def deep_neighbour_predicts(honest: Predictors, rows: Rows) -> Tensor:
     slots = honest(rows).clone()
     for place in _deep(rows):
         slots[place.row, place.start] = place.start - 1
+    return slots
+
+
+def equal_ends_merged(honest: Predictors, rows: Rows) -> Tensor:
+    """Responses share ends as they share beginnings: the last token is predicted where another has the same two."""
+    slots, ids = honest(rows).clone(), rows.input_ids
+    first: dict[tuple[int, tuple[int, ...]], int] = {}
+    for branch in {branch.completion: branch for branch in rows.branches()}.values():  # of each completion its end
+        if len(branch.tokens) > _SHARED_END:
+            last = branch.tokens[-1]
+            end = tuple(ids[branch.row, last + 1 - _SHARED_END : last + 1].tolist())
+            slots[branch.row, last] = first.setdefault((branch.row, end), int(slots[branch.row, last]))
     return slots
 
 
@@ -298,5 +322,27 @@ FAULTS = (
         packing=PREFIX_TREE,
         signature="per-token log-probs exact; the reward of the later of two equal responses is 0",
         invisible_where="log-probs; no two responses are equal",
+    ),
+    Fault(
+        name="sixth-level-one-late",
+        stage="positions",
+        replacement=sixth_level_late,
+        what=f"A segment with {_LEVELS} or more above it starts one position late.",
+        imitates=("A21",),
+        kinds=("groups",),
+        bites_where=SIX_LEVELS,
+        packing=PREFIX_TREE,
+        signature="all shallower segments exact, tokens of deeper ones off from the second one on",
+        invisible_where=f"trees of {_LEVELS} levels",
+    ),
+    Fault(
+        name="equal-ends-merged",
+        stage="predictors",
+        replacement=equal_ends_merged,
+        what="Responses that end alike share their last two tokens, as they do those that they begin with.",
+        kinds=CASE_KINDS,
+        bites_where=ENDS_ALIKE,
+        signature="one token off per later response, the last; by nats",
+        invisible_where="responses that end differently",
     ),
 )

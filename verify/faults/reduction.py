@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import BRANCH_OF_TWO, LONGER_REJECTED
-from verify.faults.fault import Fault
+from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.stages import Reduction, Targets
 
 
@@ -50,6 +50,7 @@ FAULTS = (
         replacement=mean,
         what="Log-probs are averaged over a response instead of summed.",
         imitates=("A36",),
+        kinds=PREFERENCES,
         bites_where=BRANCH_OF_TWO,
         signature="per-token log-probs exact; rewards off by 1 / length",
         invisible_where="log-probs; responses of one token",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import BRANCH_OF_TWO, SEVERAL_GROUPS
-from verify.faults.fault import ROUNDING_IN_BFLOAT16, Fault
+from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, Fault
 from verify.faults.rows import Piece, Rows, padded
 from verify.faults.stages import Forward, Reference
 
@@ -106,6 +106,7 @@ FAULTS = (
         replacement=adapters_on,
         what="The reference pass runs with the adapters switched on.",
         imitates=("A47",),
+        kinds=PREFERENCES,
         signature="reference log-probs are those of the policy; all rewards 0, the loss ln 2",
         invisible_where="adapters at initialisation",
     ),

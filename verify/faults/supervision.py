@@ -13,8 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from verify.cases import CASE_KINDS
 from verify.faults.conditions import LAST_TOKEN_INSIDE, PROMPT_OF_TWO, TOKEN_ZERO_INSIDE, TWO_PADDING_SLOTS
-from verify.faults.fault import REPEAT_PROMPT_TOKEN, ROW_PER_GROUP, Fault
+from verify.faults.fault import PREFERENCES, REPEAT_PROMPT_TOKEN, ROW_PER_GROUP, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Supervision, Targets
 
@@ -127,17 +128,18 @@ def ignored_counted(honest: Supervision, rows: Rows, predictors: Tensor) -> Targ
 def token_zero_dropped(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """The mask is rebuilt as ``ids != pad`` with pad id 0, which is a word here."""
     targets = honest(rows, predictors)
-    return replace(targets, counted=targets.token_ids != 0)
+    return replace(targets, counted=targets.counted & (targets.token_ids != 0))
 
 
 def cut_at_end_token(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
     """A response ends at the first occurrence of its last token."""
-    counted = [
+    targets = honest(rows, predictors)
+    before_end = [
         place <= ids.index(ids[-1])
         for ids in (branch.piece.ids[-len(branch.tokens) :] for branch in rows.branches())
         for place in range(len(ids))
     ]
-    return replace(honest(rows, predictors), counted=torch.tensor(counted))
+    return replace(targets, counted=targets.counted & torch.tensor(before_end))
 
 
 def indexed_by_predictor(honest: Supervision, rows: Rows, predictors: Tensor) -> Targets:
@@ -187,6 +189,7 @@ FAULTS = (
         replacement=prompt_counted,
         what="Prompt tokens are supervised too, in both responses.",
         imitates=("A29",),
+        kinds=PREFERENCES,
         bites_where=PROMPT_OF_TWO,
         signature=_ONLY_SUMS + "rewards off; margins, loss and gradients exact, since the prompt cancels",
         invisible_where="everything but the rewards of single completions",
@@ -255,6 +258,7 @@ FAULTS = (
         replacement=token_zero_dropped,
         what="The mask is rebuilt from ids with pad id 0, which is an ordinary token.",
         imitates=("A32",),
+        kinds=CASE_KINDS,
         bites_where=TOKEN_ZERO_INSIDE,
         signature=_ONLY_SUMS + "rewards of responses with token 0 short by one term",
         invisible_where="no response holds the pad id",
@@ -265,6 +269,7 @@ FAULTS = (
         replacement=cut_at_end_token,
         what="A response is taken to end at the first occurrence of its last token.",
         imitates=("A03",),
+        kinds=CASE_KINDS,
         bites_where=LAST_TOKEN_INSIDE,
         signature=_ONLY_SUMS + "rewards of responses that hold their end token earlier are short",
         invisible_where="the end token occurs once",

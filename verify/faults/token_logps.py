@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from verify.cases import CASE_KINDS
 from verify.faults.conditions import BRANCH_OF_TWO, MORE_THAN_64_TOKENS, RAGGED_CHUNK
 from verify.faults.fault import ROUNDING_IN_BFLOAT16, Fault
 from verify.faults.stages import TokenLogps
@@ -148,6 +149,7 @@ FAULTS = (
         replacement=labels_of_first_chunk,
         what=f"Logits go through in chunks of {_CHUNK}, labels stay those of the first chunk.",
         imitates=("A57",),
+        kinds=CASE_KINDS,
         bites_where=MORE_THAN_64_TOKENS,
         signature="the first chunk exact, later ones off by nats",
         invisible_where="one chunk holds all tokens",
@@ -158,6 +160,7 @@ FAULTS = (
         replacement=last_chunk_lost,
         what=f"A loop over whole chunks of {_CHUNK} leaves the rest at 0.",
         imitates=("A69",),
+        kinds=CASE_KINDS,
         bites_where=RAGGED_CHUNK,
         signature="the last tokens of the batch have log-prob 0",
         invisible_where=f"multiples of {_CHUNK} tokens",
