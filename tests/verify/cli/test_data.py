@@ -376,7 +376,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "gpt-5"], "unknown model 'gpt-5': give one of tiny, qwen3-0.6b"),
+        (["--model", "gpt-5"], "unknown model 'gpt-5': give one of tiny, tiny-qwen2"),
         (["--tokenizer", "nowhere"], "tokenizer folder nowhere does not exist"),
         (["--chars-per-token", "0"], "expected a number above 0"),
         (["--model", "no-such-shape.json"], "model file no-such-shape.json: there is no such file"),
