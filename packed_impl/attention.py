@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from packed_impl.dense import additive_mask, boolean_mask
 from packed_impl.flex import block_mask, flex_attention_forward
 from packed_impl.forest import Forest
 from packed_impl.split import plan_split_calls, split_attention_forward
+from packed_impl.windows import FULL_ATTENTION, LayerWindows, layer_windows
 
 AttentionFunction = Callable[..., tuple[torch.Tensor, None]]
 ModelKwargs = Mapping[str, object]
@@ -27,30 +29,52 @@ class Backend:
     Args:
         implementation: The name under which transformers looks the attention function up.
         function: The function to register under that name, or None for one that transformers ships.
-        model_kwargs: Makes, from the rows, the device and the dtype, the keyword arguments of the model call.
+        argument: Keyword argument of the model call that tells layers who attends to whom.
+        rule: Makes it for layers of one window, from the rows, the device, the dtype and the window.
     """
 
     implementation: str
     function: AttentionFunction | None
-    model_kwargs: Callable[[Sequence[Forest], torch.device, torch.dtype], ModelKwargs]
+    argument: str
+    rule: Callable[[Sequence[Forest], torch.device, torch.dtype, int | None], object]
+
+    def model_kwargs(
+        self,
+        forests: Sequence[Forest],
+        device: torch.device,
+        dtype: torch.dtype,
+        windows: LayerWindows = FULL_ATTENTION,
+    ) -> ModelKwargs:
+        """Make the keyword arguments of the model call.
+
+        Args:
+            forests: The rows, all of equal length.
+            device: The model's device.
+            dtype: The model's dtype.
+            windows: The windows of the model's layers.
+
+        Returns:
+            The one argument; its value is a mapping from layer type where the model has several.
+        """
+        return {self.argument: windows.handed_out(partial(self.rule, forests, device, dtype))}
 
 
 _TABLE: Mapping[str, Backend] = {
-    "dense-eager": Backend(
-        "eager", None, lambda forests, device, dtype: {"attention_mask": additive_mask(forests, device, dtype)}
-    ),
+    "dense-eager": Backend("eager", None, "attention_mask", additive_mask),
     "dense-sdpa": Backend(
-        "sdpa", None, lambda forests, device, dtype: {"attention_mask": boolean_mask(forests, device)}
+        "sdpa", None, "attention_mask", lambda forests, device, dtype, window: boolean_mask(forests, device, window)
     ),
     "flex": Backend(
         "packed-flex",
         flex_attention_forward,
-        lambda forests, device, dtype: {"attention_mask": block_mask(forests, device)},
+        "attention_mask",
+        lambda forests, device, dtype, window: block_mask(forests, device, window=window),
     ),
     "split": Backend(
         "packed-split",
         split_attention_forward,
-        lambda forests, device, dtype: {"split_calls": plan_split_calls(forests, device)},
+        "split_calls",
+        lambda forests, device, dtype, window: plan_split_calls(forests, device, window),
     ),
 }
 BACKENDS = tuple(_TABLE)
@@ -125,14 +149,14 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
         Nothing.
 
     Raises:
-        ValueError: An unknown backend, a model with sliding-window layers, or one whose attention cannot be switched.
+        ValueError: An unknown backend, a model with layers that `windows.layer_windows` refuses, or one whose attention
+            cannot be switched.
     """
     chosen = backend_named(backend)
     language_model = causal_lm(model)
     modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     configs = list({id(module.config): module.config for module in modules}.values())
-    for config in configs:
-        _check_full_attention(config)
+    layer_windows(language_model)
     before = [config._attn_implementation for config in configs]
     with _registered(chosen):
         try:
@@ -166,14 +190,3 @@ def _registered(backend: Backend) -> Iterator[None]:
             del functions[backend.implementation]
         else:
             functions[backend.implementation] = before
-
-
-def _check_full_attention(config: object) -> None:
-    """A 4-D mask is used as it is, so a model would silently lose its sliding window or chunks."""
-    layer_types = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    kinds = set(layer_types) if layer_types else {"full_attention"} if window is None else {"sliding_attention"}
-    if kinds != {"full_attention"}:
-        raise ValueError(
-            f"{type(config).__name__} has layers of type {', '.join(sorted(kinds))}: packed rows need full attention"
-        )

@@ -1,10 +1,11 @@
 """FlexAttention over packed rows, with a block table computed from segment lengths alone.
 
 Neither the table nor the mask function needs a T x T matrix: the table counts allowed cells per block from the
-overlaps of segments with blocks, and the mask function looks up where the descendants of a key's segment end, or, in a
-row where these do not lie together, the query and the key's segment in a T x S table.
+pieces into which block edges cut segments, and the mask function looks up where the descendants of a key's segment end,
+or, in a row where these do not lie together, the query and the key's segment in a T x S table.
 
-Shape letters: B rows, T slots of a row, S segments of a row, M blocks of a row, N query heads, K key heads, H head dim.
+Shape letters: B rows, T slots of a row, S segments of a row, P pieces of segments, M blocks of a row, N query heads,
+K key heads, H head dim.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from packed_impl.forest import Forest, segment_ids, visible_segments
+from packed_impl.forest import Forest, positions, segment_ids, visible_segments
 from packed_impl.kernel_call import check_kernel_call
 
 BLOCK_SIZE = 128
@@ -28,54 +29,89 @@ _MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query may attend to a key: row, head, query slot, key slot."""
 
 
-def allowed_cells(forest: Forest, block_size: int) -> Tensor:
+def allowed_cells(forest: Forest, block_size: int, window: int | None = None) -> Tensor:
     """Count the cells of each block in which a query may attend to a key.
 
-    With ``n[s, m]`` the slots that segment s has in block m: a segment and a proper ancestor of it allow every one of
-    their ``n[s, i] n[a, j]`` cells in block (i, j). A segment on its own is causal: all of its cells below the block
-    diagonal, none above, and the lower triangle, ``n (n + 1) / 2``, in a block on it.
+    Block edges cut segments into P pieces, each a run of slots and of positions. Between a piece and one that it sees,
+    cell (x, y) is allowed where the key is 0 to ``window - 1`` positions behind the query; behind by at least 0 without
+    a window. A diagonal cuts each such rectangle, so its cells are counted by a formula (`_cells_behind`).
 
     Args:
         forest: The row.
         block_size: Slots along each side of a block.
+        window: Sliding window of the layers, None for none.
 
     Returns:
         int64, [M query, M key]; a block that reaches beyond the row counts only cells within it.
     """
     num_blocks = -(-forest.num_slots // block_size)
-    starts_S = torch.tensor([segment.start for segment in forest.segments])[:, None]
-    stops_S = torch.tensor([segment.stop for segment in forest.segments])[:, None]
-    edges_M = torch.arange(num_blocks)[None, :] * block_size
-    overlap_SM = (torch.minimum(stops_S, edges_M + block_size) - torch.maximum(starts_S, edges_M)).clamp(min=0)
-    ancestors_SS = visible_segments(forest).long().fill_diagonal_(0)
-    across = overlap_SM.T @ ancestors_SS @ overlap_SM
-    below = (overlap_SM.T @ overlap_SM).tril(-1)
-    return across + below + torch.diag((overlap_SM * (overlap_SM + 1) // 2).sum(0))
+    edges = {segment.start for segment in forest.segments} | set(range(0, forest.num_slots, block_size))
+    starts_P = torch.tensor(sorted(edges))
+    lengths_P = starts_P.diff(append=torch.tensor([forest.num_slots]))
+    segments_P, positions_P = segment_ids(forest)[starts_P], positions(forest)[starts_P]
+    apart_PP = positions_P[:, None] - positions_P[None, :]
+    counts_PP = _cells_behind(0, apart_PP, lengths_P)
+    if window is not None:
+        counts_PP -= _cells_behind(window, apart_PP, lengths_P)
+    counts_PP *= visible_segments(forest)[segments_P[:, None], segments_P[None, :]]
+    blocks_P = starts_P // block_size
+    counts_MP = torch.zeros(num_blocks, len(starts_P), dtype=torch.int64).index_add_(0, blocks_P, counts_PP)
+    return torch.zeros(num_blocks, num_blocks, dtype=torch.int64).index_add_(1, blocks_P, counts_MP)
 
 
-def block_mask(forests: Sequence[Forest], device: torch.device, block_size: int = BLOCK_SIZE) -> BlockMask:
+def _cells_behind(distance: int, apart_PP: Tensor, lengths_P: Tensor) -> Tensor:
+    """Count the cells of each pair of pieces whose key is at least ``distance`` positions behind its query.
+
+    Query x of n and key y of m are ``apart + x - y`` positions apart. Query x has ``x - c + 1`` such keys, but no fewer
+    than 0 and no more than m, where ``c = distance - apart``; sums of such ramps are triangular numbers.
+
+    Args:
+        distance: Positions.
+        apart_PP: First position of the query's piece minus that of the key's.
+        lengths_P: Number of slots of each piece.
+
+    Returns:
+        int64, [P query, P key].
+    """
+
+    def triangular(z: Tensor) -> Tensor:
+        return torch.where(z > 0, z * (z + 1) // 2, 0)
+
+    n, m, c = lengths_P[:, None], lengths_P[None, :], distance - apart_PP
+    return triangular(n - c) - triangular(-c) - triangular(n - m - c) + triangular(-m - c)
+
+
+def block_mask(
+    forests: Sequence[Forest],
+    device: torch.device,
+    block_size: int = BLOCK_SIZE,
+    *,
+    window: int | None = None,
+) -> BlockMask:
     """The rule of the forests as a ``BlockMask``.
 
     Args:
         forests: The rows, all of T slots.
         device: Where attention runs.
         block_size: Slots along each side of a block.
+        window: Sliding window of the layers, None for none.
 
     Returns:
         The mask, of shape [B, 1, T, T]. A block that reaches beyond the row is never "full", as in torch.
     """
-    counts = torch.stack([allowed_cells(forest, block_size) for forest in forests])[:, None]
+    counts = torch.stack([allowed_cells(forest, block_size, window) for forest in forests])[:, None]
     is_full = counts == block_size**2
     num_partial, partial = _listed((counts > 0) & ~is_full)
     num_full, full = _listed(is_full)
     num_slots = forests[0].num_slots
+    mask_mod = _mask_mod(forests, device) if window is None else _within(window, forests, device)
     return BlockMask.from_kv_blocks(
         num_partial.to(device),
         partial.to(device),
         num_full.to(device),
         full.to(device),
         BLOCK_SIZE=block_size,
-        mask_mod=_mask_mod(forests, device),
+        mask_mod=mask_mod,
         seq_lengths=(num_slots, num_slots),
     )
 
@@ -127,6 +163,18 @@ def _mask_mod_by_table(forests: Sequence[Forest], device: torch.device) -> _Mask
     def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & sees_BTS[row, query, ids_BT[row, key]]
 
+    return mask_mod
+
+
+def _within(window: int, forests: Sequence[Forest], device: torch.device) -> _MaskMod:
+    """The rule within a sliding window. The function bears its window, so that a layer can be held against it."""
+    seen = _mask_mod(forests, device)
+    positions_BT = torch.stack([positions(forest) for forest in forests]).to(device)
+
+    def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return seen(row, head, query, key) & (positions_BT[row, query] - positions_BT[row, key] < window)
+
+    mask_mod.window = window  # type: ignore[attr-defined]
     return mask_mod
 
 
@@ -217,11 +265,13 @@ def flex_attention_forward(
         The output, [B, T, N, H], and None for the weights.
 
     Raises:
-        ValueError: No block mask, mixed dtypes, dropout, a sliding window or another variant not computed here.
+        ValueError: No block mask, mixed dtypes, dropout or another variant not computed here, or a layer whose sliding
+            window is another one than that of its mask.
     """
-    check_kernel_call("flex", query, key, value, kwargs)
     if not isinstance(attention_mask, BlockMask):
         raise ValueError(f"flex attention needs a BlockMask, got {type(attention_mask).__name__}")
+    window = getattr(attention_mask.mask_mod, "window", None)
+    check_kernel_call("flex", query, key, value, kwargs, window=window)
     fused = query.device.type == "cuda"
     kernel = _compiled_flex_attention() if fused else cast(Callable[..., Tensor], flex_attention)
     enable_gqa = query.shape[1] != key.shape[1]

@@ -137,19 +137,25 @@ def visible_segments(forest: Forest) -> Tensor:
     return visible
 
 
-def attention_rule(forest: Forest) -> Tensor:
-    """Which slot attends to which: its own segment and its ancestors, and never a later slot.
+def attention_rule(forest: Forest, window: int | None = None) -> Tensor:
+    """Which slot attends to which: its own segment and its ancestors, never a later slot, and none out of the window.
 
-    A parent lies before its children in the row, so "later" may be read off the slot numbers.
+    A parent lies before its children in the row, so "later" may be read off the slot numbers. Distances may not: in
+    ``a b | c | d e`` the path of ``d`` goes on from ``b``, so that a window of 2 shows ``b`` to it, two slots away.
 
     Args:
         forest: The row.
+        window: How many tokens of its path a slot sees at most, itself included; None for all up to itself.
 
     Returns:
         bool, [T query, T key].
     """
     ids_T = segment_ids(forest)
-    return visible_segments(forest)[ids_T[:, None], ids_T[None, :]].tril()
+    rule = visible_segments(forest)[ids_T[:, None], ids_T[None, :]].tril()
+    if window is None:
+        return rule
+    positions_T = positions(forest)
+    return rule & (positions_T[:, None] - positions_T[None, :] < window)
 
 
 def positions(forest: Forest) -> Tensor:

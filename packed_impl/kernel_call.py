@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 # Arguments that models pass to an attention function and that would change its result. None and 0.0 mean "off".
-_VARIANTS = ("dropout", "sliding_window", "softcap", "s_aux", "position_bias")
+_VARIANTS = ("dropout", "softcap", "s_aux", "position_bias")
 
 
-def check_kernel_call(name: str, query: Tensor, key: Tensor, value: Tensor, kwargs: Mapping[str, object]) -> None:
+def check_kernel_call(
+    name: str, query: Tensor, key: Tensor, value: Tensor, kwargs: Mapping[str, object], *, window: int | None
+) -> None:
     """Refuse a call that the function would not compute as asked.
 
     Args:
@@ -23,9 +25,11 @@ def check_kernel_call(name: str, query: Tensor, key: Tensor, value: Tensor, kwar
         key: [B, K, T, H].
         value: [B, K, T, H].
         kwargs: What transformers passed beside them.
+        window: The sliding window of the rule that the call was given for its rows, None for none.
 
     Raises:
-        ValueError: Mixed dtypes (autocast leaves q and k in float32 and v in half precision), or a variant.
+        ValueError: Mixed dtypes (autocast leaves q and k in float32 and v in half precision), a variant, or a layer
+            whose window is another one than that of the rule.
     """
     dtypes = {query.dtype, key.dtype, value.dtype}
     if len(dtypes) > 1:
@@ -37,6 +41,10 @@ def check_kernel_call(name: str, query: Tensor, key: Tensor, value: Tensor, kwar
             raise ValueError(
                 f"{name} attention does not compute {variant} (got {setting!r}): switch it off in the model"
             )
+    if (asked := kwargs.get("sliding_window")) != window:
+        raise ValueError(
+            f"{name} attention: the layer asks for sliding_window {asked!r}, its rows came with {window!r}"
+        )
 
 
 def native_gqa(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, bool]:

@@ -15,6 +15,7 @@ from packed_impl.layout import Group, PackedLayout, pack
 from packed_impl.logps import completion_logps
 from packed_impl.objectives import SFT_MEANS, sft_mean, supervised_counts, supervised_sums
 from packed_impl.preference import PreferenceObjective
+from packed_impl.windows import layer_windows
 
 DEFAULT_LOGIT_CHUNK = 1024
 
@@ -79,7 +80,9 @@ def layout_logps(
 def _logps(model: nn.Module, layout: PackedLayout, backend: str, logit_chunk: int) -> list[Tensor]:
     """One pass of a model whose attention is that of the backend."""
     language_model = causal_lm(model)
-    model_kwargs = backend_named(backend).model_kwargs(layout.forests, language_model.device, language_model.dtype)
+    model_kwargs = backend_named(backend).model_kwargs(
+        layout.forests, language_model.device, language_model.dtype, layer_windows(language_model)
+    )
     logps_C = completion_logps(model, layout, model_kwargs, logit_chunk=logit_chunk)
     return list(torch.split(logps_C, list(layout.completion_lengths)))
 

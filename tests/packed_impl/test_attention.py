@@ -91,13 +91,6 @@ def test_only_flex_lacks_gradients_on_a_cpu() -> None:
         gradient_support("flash", "cpu")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_sliding_window_is_refused(tiny_model: Build, pair_and_group: list[Any], backend: str) -> None:
-    model = tiny_model(family="qwen2", use_sliding_window=True, sliding_window=2, max_window_layers=1)
-    with torch.no_grad(), pytest.raises(ValueError, match="sliding_attention: packed rows need full attention"):
-        per_token_logps(model, pair_and_group, backend=backend)
-
-
 def test_a_model_whose_attention_cannot_be_switched_is_refused(
     tiny_model: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,22 +28,25 @@ def forests(draw: st.DrawFn) -> Forest:
     return Forest.of(lengths, parents)
 
 
-@given(forests(), st.sampled_from([2, 4, 8]))
-def test_the_block_table_counts_the_cells_of_the_rule(forest: Forest, size: int) -> None:
+WINDOWS = st.none() | st.integers(1, 20)
+
+
+@given(forests(), st.sampled_from([2, 4, 8]), WINDOWS)
+def test_the_block_table_counts_the_cells_of_the_rule(forest: Forest, size: int, window: int | None) -> None:
     num_blocks = -(-forest.num_slots // size)
     rule = torch.zeros(num_blocks * size, num_blocks * size, dtype=torch.long)
-    rule[: forest.num_slots, : forest.num_slots] = attention_rule(forest)
+    rule[: forest.num_slots, : forest.num_slots] = attention_rule(forest, window)
     expected = rule.view(num_blocks, size, num_blocks, size).sum((1, 3))
-    assert torch.equal(allowed_cells(forest, size), expected)
+    assert torch.equal(allowed_cells(forest, size, window), expected)
 
 
 @settings(deadline=None)
-@given(st.lists(forests(), min_size=1, max_size=3), st.sampled_from([2, 4, 8]))
-def test_full_and_partial_blocks_together_are_the_rule(rows: list[Forest], size: int) -> None:
+@given(st.lists(forests(), min_size=1, max_size=3), st.sampled_from([2, 4, 8]), WINDOWS)
+def test_full_and_partial_blocks_together_are_the_rule(rows: list[Forest], size: int, window: int | None) -> None:
     longest = max(forest.num_slots for forest in rows)
     rows = [padded(forest, longest) for forest in rows]
-    expected = torch.stack([attention_rule(forest) for forest in rows])
-    assert torch.equal(effective_mask(block_mask(rows, CPU, block_size=size)), expected)
+    expected = torch.stack([attention_rule(forest, window) for forest in rows])
+    assert torch.equal(effective_mask(block_mask(rows, CPU, block_size=size, window=window)), expected)
 
 
 @pytest.mark.parametrize("prompt", [127, 128, 129])
@@ -58,11 +61,23 @@ def test_the_table_holds_at_block_edges_and_equals_the_one_torch_makes(prompt: i
         assert torch.equal(getattr(mask, name), getattr(made_by_torch, name)), name
 
 
-def test_the_table_holds_four_levels_down_and_in_padding() -> None:
-    forest = padded(Forest.of([100, 60, 130, 70, 40, 150], [None, 0, 1, 2, 2, 1]), 700)
-    mask = block_mask([forest], CPU)
-    assert (mask.full_kv_num_blocks > 0).any()
-    assert torch.equal(effective_mask(mask)[0], attention_rule(forest))
+@pytest.mark.parametrize("window", [None, 129, 300])
+def test_the_table_holds_four_levels_down_and_in_padding(window: int | None) -> None:
+    forest = padded(Forest.of([300, 60, 130, 70, 40, 150], [None, 0, 1, 2, 2, 1]), 900)
+    mask = block_mask([forest], CPU, window=window)
+    assert (mask.full_kv_num_blocks > 0).any() == (window != 129)
+    assert torch.equal(effective_mask(mask)[0], attention_rule(forest, window))
+    made_by_torch = create_block_mask(mask.mask_mod, 1, 1, forest.num_slots, forest.num_slots, device="cpu")
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(mask, name), getattr(made_by_torch, name)), name
+
+
+@pytest.mark.parametrize(("made", "asked"), [(None, 4), (4, None), (4, 5)])
+def test_a_layer_of_another_window_than_its_mask_is_refused(made: int | None, asked: int | None) -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    mask = block_mask([Forest.of([2], [None])], CPU, window=made).to("cpu")
+    with pytest.raises(ValueError, match=f"asks for sliding_window {asked}, its rows came with {made}"):
+        flex_attention_forward(torch.nn.Identity(), x, x, x, mask, scaling=1.0, sliding_window=asked)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=8))

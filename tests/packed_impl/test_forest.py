@@ -36,6 +36,14 @@ def test_a_slot_attends_to_exactly_the_slots_of_its_path_up_to_itself(forest: Fo
     assert torch.equal(attention_rule(forest), expected)
 
 
+@given(forests(), st.integers(1, 8))
+def test_a_window_leaves_the_last_slots_of_the_path(forest: Forest, window: int) -> None:
+    expected = torch.zeros(forest.num_slots, forest.num_slots, dtype=torch.bool)
+    for slot in range(forest.num_slots):
+        expected[slot, slots_on_path(forest, slot)[-window:]] = True
+    assert torch.equal(attention_rule(forest, window), expected)
+
+
 @given(forests())
 def test_a_position_counts_the_tokens_before_it_on_its_path(forest: Forest) -> None:
     assert positions(forest).tolist() == [len(slots_on_path(forest, slot)) - 1 for slot in range(forest.num_slots)]
@@ -66,6 +74,7 @@ def test_a_pair_is_one_root_with_two_children() -> None:
     assert segment_ids(pair).tolist() == [0, 0, 1, 2, 2]
     assert pair.path(2) == (0, 2)
     assert attention_rule(pair)[3].tolist() == [True, True, False, True, False]
+    assert attention_rule(pair, window=2)[3].tolist() == [False, True, False, True, False]
 
 
 def test_a_path_of_5000_segments_is_walked() -> None:

@@ -20,20 +20,25 @@ def forests(draw: st.DrawFn) -> Forest:
 
 
 def by_definition(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: list[Forest], scaling: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: list[Forest], scaling: float, window: int | None = None
 ) -> torch.Tensor:
     """Softmax over the masked score matrix, written out; [B, T, N, H]."""
     repeats = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     scores = torch.einsum("bnqh,bnkh->bnqk", q, k) * scaling
-    allowed = torch.stack([attention_rule(forest) for forest in rows])[:, None]
+    allowed = torch.stack([attention_rule(forest, window) for forest in rows])[:, None]
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     return torch.einsum("bnqk,bnkh->bqnh", weights, v)
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(forests(), min_size=1, max_size=3), st.sampled_from([1, 2, 4]), st.integers(0, 2**31))
-def test_split_attention_is_masked_attention(rows: list[Forest], key_heads: int, seed: int) -> None:
+@given(
+    st.lists(forests(), min_size=1, max_size=3),
+    st.sampled_from([1, 2, 4]),
+    st.integers(0, 2**31),
+    st.none() | st.integers(1, 9),
+)
+def test_split_attention_is_masked_attention(rows: list[Forest], key_heads: int, seed: int, window: int | None) -> None:
     longest = max(forest.num_slots for forest in rows)
     rows = [padded(forest, longest) for forest in rows]
     generator = torch.Generator().manual_seed(seed)
@@ -44,9 +49,16 @@ def test_split_attention_is_masked_attention(rows: list[Forest], key_heads: int,
 
     q, k, v = draw(4), draw(key_heads), draw(key_heads)
     actual, weights = split_attention_forward(
-        MODULE, q, k, v, None, split_calls=plan_split_calls(rows, CPU), scaling=0.7
+        MODULE,
+        q,
+        k,
+        v,
+        None,
+        split_calls=plan_split_calls(rows, CPU, window),
+        scaling=0.7,
+        sliding_window=window,
     )
-    expected = by_definition(q, k, v, rows, 0.7)
+    expected = by_definition(q, k, v, rows, 0.7, window)
     assert weights is None
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     upstream = torch.randn(actual.shape, generator=generator, dtype=torch.float64)
@@ -74,6 +86,33 @@ def test_blocks_of_a_diagonal_need_square_calls_alone() -> None:
     assert [(call.path, call.bias) for call in row.calls] == [((0,), None), ((1,), None), ((2,), None)]
 
 
+def test_keys_out_of_the_windows_reach_are_left_out_of_the_call() -> None:
+    (row,) = plan_split_calls([Forest.of([5, 2, 3, 1], [None, 0, 1, 2])], CPU, window=4)
+    assert [(call.path, call.num_skipped) for call in row.calls] == [
+        ((0,), 0),
+        ((0, 1), 2),
+        ((0, 1, 2), 4),
+        ((2, 3), 0),
+    ]
+    assert [None if call.bias is None else tuple(call.bias.shape) for call in row.calls] == [
+        (5, 5),
+        (2, 5),
+        (3, 6),
+        (1, 4),
+    ]
+
+
+def test_a_window_longer_than_every_path_changes_no_call() -> None:
+    forest = Forest.of([5, 2, 3], [None, 0, 1])
+    (wide,), (plain,) = plan_split_calls([forest], CPU, window=10), plan_split_calls([forest], CPU)
+    for ours, theirs in zip(wide.calls, plain.calls, strict=True):
+        assert (ours.path, ours.num_skipped) == (theirs.path, 0)
+        assert (ours.bias is None) == (theirs.bias is None)
+        assert ours.bias is None or torch.equal(ours.bias, theirs.bias)
+    (on_cuda,) = plan_split_calls([forest], torch.device("cuda"), window=10)
+    assert [type(call.bias).__name__ for call in on_cuda.calls] == ["NoneType", "CausalBias", "CausalBias"]
+
+
 def test_a_cuda_call_names_its_pattern_and_builds_no_mask() -> None:
     (row,) = plan_split_calls([Forest.of([5, 2], [None, 0])], torch.device("cuda"))
     assert type(row.calls[1].bias).__name__ == "CausalBias"
@@ -83,7 +122,6 @@ def test_a_cuda_call_names_its_pattern_and_builds_no_mask() -> None:
     ("setting", "value"),
     [
         ("dropout", 0.1),
-        ("sliding_window", 4),
         ("softcap", 50.0),
         ("s_aux", torch.ones(1)),
         ("position_bias", torch.ones(1)),
@@ -101,3 +139,18 @@ def test_a_mask_beside_the_plan_is_refused() -> None:
     plan = plan_split_calls([Forest.of([2], [None])], CPU)
     with pytest.raises(ValueError, match="takes no attention_mask"):
         split_attention_forward(MODULE, x, x, x, torch.ones(2, 2), split_calls=plan, scaling=1.0)
+
+
+@pytest.mark.parametrize(("planned", "asked"), [(None, 4), (4, None), (4, 5), (5, 4)])
+def test_a_layer_of_another_window_than_its_plan_is_refused(planned: int | None, asked: int | None) -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    plan = plan_split_calls([Forest.of([2], [None])], CPU, planned)
+    with pytest.raises(ValueError, match=f"asks for sliding_window {asked}, its rows came with {planned}"):
+        split_attention_forward(MODULE, x, x, x, None, split_calls=plan, scaling=1.0, sliding_window=asked)
+
+
+def test_a_module_that_does_not_say_which_layer_it_is_in_gets_no_plan_by_type() -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    plans = {"full_attention": plan_split_calls([Forest.of([2], [None])], CPU)}
+    with pytest.raises(ValueError, match=r"Identity has no layer_idx or no config\.layer_types"):
+        split_attention_forward(MODULE, x, x, x, None, split_calls=plans, scaling=1.0)
