@@ -92,16 +92,20 @@ def blind_spots(
     if not judged:
         names = [fault.name for fault in FAULTS]
         return (BlindSpotRecord(what="any fault", why="no subject was judged on a case in every dtype", faults=names),)
-    faults = concerning(FAULTS, kinds_of(subject for subject in request.subjects if subject.name in judged))
+    kinds = kinds_of(subject for subject in request.subjects if subject.name in judged)
+    faults = concerning(FAULTS, kinds)
     of_run = [case for case in request.cases if any(case.name in names for names in judged.values())]
-    missing = _missing(faults, of_run)
+    unseen = _unseen(faults, of_run, kinds)
     names = [fault.name for fault in faults]
     return (
-        *map(_of_lack, missing, missing.values()),
+        *(
+            BlindSpotRecord(what=f"faults {lack.words(' that bite only')}", why=lack.why, faults=of_lack)
+            for lack, of_lack in _lacks(unseen, of_run).items()
+        ),
         *_of_options(request, config, names),
         *_of_precision(faults, request.dtypes, within_rounding),
         *_of_gradients(faults, results),
-        *_of_subjects(request, judged, set(missing)),
+        *_of_subjects(request, judged, frozenset(unseen)),
     )
 
 
@@ -119,36 +123,59 @@ def _judged_cases(request: GateRequest, results: Sequence[Result]) -> dict[str, 
     return {name: cases for name, cases in everywhere.items() if cases}
 
 
-_Lack = Condition | CaseKind
-"""What no case has: a kind of case that is not there at all, or a condition that those of the kind do not meet."""
+_Unseen = tuple[Fault, CaseKind]
+"""A fault, and a kind of case on which nothing shows it though it is planted there.
+
+What a pair shows says nothing of groups and examples, which other code may lay out.
+"""
 
 
-def _missing(faults: Sequence[Fault], cases: Iterable[Case]) -> dict[_Lack, list[Fault]]:
-    """What no case has, with the faults that need it."""
+def _unseen(faults: Sequence[Fault], cases: Iterable[Case], kinds: frozenset[CaseKind]) -> tuple[_Unseen, ...]:
+    """What no case shows, on the kinds that are taken."""
     present = list(cases)
-    kinds = {case.kind for case in present}
-    needed: dict[_Lack, list[Fault]] = {}
-    for fault in faults:
-        if not any(fault.bites(case) for case in present):
-            lack: _Lack = fault.bites_where if kinds.intersection(fault.kinds) else fault.kinds[0]
-            needed.setdefault(lack, []).append(fault)
-    return needed
+    return tuple(
+        (fault, kind)
+        for fault in faults
+        for kind in fault.kinds
+        if kind in kinds and not any(case.kind == kind and fault.bites(case) for case in present)
+    )
 
 
-def _of_lack(lack: _Lack, faults: Sequence[Fault]) -> BlindSpotRecord:
-    names = [fault.name for fault in faults]
-    if isinstance(lack, Condition):
-        what = f"faults that bite only where {lack.words}"
-        return BlindSpotRecord(what=what, why="no case that was judged has it", faults=names)
-    return BlindSpotRecord(what=f"faults of {_KIND_WORDS[lack]}", why="no case of that kind was judged", faults=names)
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """What no case has: a condition that those of some kinds do not meet, or a kind of case that is not there."""
+
+    kinds: tuple[CaseKind, ...]
+    condition: Condition | None
+
+    def words(self, which: str = "") -> str:
+        """Completes "faults ...", with what is said of those that need a condition."""
+        if self.condition is None:
+            return f"of {listed([_KIND_WORDS[kind] for kind in self.kinds])}"
+        return f"on {listed(self.kinds)}{which} where {self.condition.words}"
+
+    @property
+    def why(self) -> str:
+        return "no case of that kind was judged" if self.condition is None else "no case that was judged has it"
 
 
-def _in_words(lack: _Lack) -> str:
-    return f"where {lack.words}" if isinstance(lack, Condition) else f"{_KIND_WORDS[lack]}"
+def _lacks(unseen: Iterable[_Unseen], cases: Iterable[Case]) -> dict[_Lack, list[str]]:
+    """What is lacking for what is not seen, with the names of the faults that need it."""
+    present = {case.kind for case in cases}
+    kinds: dict[Fault, list[CaseKind]] = {}
+    found: dict[_Lack, list[str]] = {}
+    for fault, kind in unseen:
+        if kind in present:
+            kinds.setdefault(fault, []).append(kind)
+        else:
+            found.setdefault(_Lack((kind,), None), []).append(fault.name)
+    for fault, of_fault in kinds.items():
+        found.setdefault(_Lack(tuple(of_fault), fault.bites_where), []).append(fault.name)
+    return found
 
 
 def _of_subjects(
-    request: GateRequest, judged: dict[str, frozenset[str]], missing: set[_Lack]
+    request: GateRequest, judged: dict[str, frozenset[str]], of_run: frozenset[_Unseen]
 ) -> Iterable[BlindSpotRecord]:
     """Subjects that were judged on part of the cases; what no subject could show is said already."""
     kinds = {subject.name: kinds_of([subject]) for subject in request.subjects}
@@ -156,15 +183,16 @@ def _of_subjects(
     for subject, names in judged.items():
         alike.setdefault((names, kinds[subject]), []).append(subject)
     for (names, taken), subjects in alike.items():
-        lacks = _missing(concerning(FAULTS, taken), (case for case in request.cases if case.name in names))
-        own = {lack: faults for lack, faults in lacks.items() if lack not in missing}
-        if own:
-            more = f"; and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
+        cases = [case for case in request.cases if case.name in names]
+        unseen = _unseen(concerning(FAULTS, taken), cases, taken)
+        lacks = _lacks((one for one in unseen if one not in of_run), cases)
+        if lacks:
+            more = f"; and {len(lacks) - _SHOWN} more" if len(lacks) > _SHOWN else ""
             yield BlindSpotRecord(
                 what=f"faults of {listed(subjects)} that bite only on cases that they were not judged on",
                 why=f"judged on {len(names)} of {len(request.cases)} cases; not seen: "
-                f"{'; '.join(map(_in_words, list(own)[:_SHOWN]))}{more}",
-                faults=[fault.name for faults in own.values() for fault in faults],
+                f"{'; '.join(lack.words() for lack in list(lacks)[:_SHOWN])}{more}",
+                faults=list(dict.fromkeys(name for of_lack in lacks.values() for name in of_lack)),
             )
 
 
