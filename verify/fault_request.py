@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.cases import Case
+from verify.cases import Case, under
+from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import biting_cases
 from verify.faults.fault import Mutation
@@ -17,7 +18,7 @@ from verify.gate_work import Piece, pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.lora import LoraSpec
 from verify.models.request import DTYPES, ModelRequest, vocabulary_size
-from verify.objective import Preference
+from verify.objective import SFT_NAMES, Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.tolerance import load_policy
@@ -123,7 +124,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     runs: list[PlannedRun] = []
     left_out: list[str] = []
     for mutations, kernel in _wanted(options.faults):
-        chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault)
+        chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
             raise ValueError(f"fault {without_case[0].name}: no case can show it; it bites where {where}")
@@ -174,17 +175,29 @@ def _wanted(names: Sequence[str]) -> Iterator[tuple[tuple[Mutation, ...], NoisyK
 
 
 def _on_biting_cases(
-    mutations: Sequence[Mutation], cases: tuple[Case, ...], at_most: int
+    mutations: Sequence[Mutation], cases: tuple[Case, ...], at_most: int, *, named: bool
 ) -> tuple[list[tuple[Mutation, tuple[Case, ...]]], list[Mutation]]:
     """Mutations with the cases that they are run on, and those that no case can show."""
     chosen, without_case = [], []
     for selected in mutations:
         mutation = asked_where_it_bites(selected, cases)
-        if shown_by := biting_cases(mutation, cases, at_most):
+        if shown_by := _shown_by(mutation, cases, at_most, named=named):
             chosen.append((mutation, shown_by))
         else:
             without_case.append(mutation)
     return chosen, without_case
+
+
+def _shown_by(mutation: Mutation, cases: Sequence[Case], at_most: int, *, named: bool) -> tuple[Case, ...]:
+    """The cases that a mutation is run on.
+
+    Cases of other preference objectives than sigmoid are for mutations about an objective, and for those that were
+    named together with such cases. Others may be harmless there: a hinge of the mean margin is the mean of the hinges.
+    """
+    usual = tuple(case for case in cases if case.objective_name in ("sigmoid", *SFT_NAMES))
+    others = (case for case in cases if case not in usual)
+    about = tuple(case for case in others if named or not mutation.bites(under(case, "sigmoid")))
+    return biting_cases(mutation, usual, at_most) or biting_cases(mutation, about, at_most)
 
 
 def _dtypes(options: FaultOptions) -> tuple[str, ...]:
@@ -195,7 +208,7 @@ def _dtypes(options: FaultOptions) -> tuple[str, ...]:
 
 
 def _cases(options: FaultOptions, vocab_size: int) -> tuple[Case, ...]:
-    cases = tiny_cases(vocab_size, options.seed)
+    cases = (*tiny_cases(vocab_size, options.seed), *objective_cases(vocab_size, options.seed))
     names = [case.name for case in cases]
     for name in options.cases:
         if name not in names:

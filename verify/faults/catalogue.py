@@ -12,10 +12,12 @@ from verify.faults import (
     bins,
     examples,
     gradients,
+    labels,
     larger_groups,
     layout,
     mask,
     objective,
+    other_objectives,
     positions,
     predictors,
     prefix_trees,
@@ -23,6 +25,7 @@ from verify.faults import (
     reference,
     supervision,
     token_logps,
+    two_pass,
 )
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.exact_claims import with_exact_claims
@@ -45,10 +48,21 @@ _AS_PLANTED: tuple[Fault, ...] = (
     *prefix_trees.FAULTS,
     *larger_groups.FAULTS,
     *examples.FAULTS,
+    *labels.FAULTS,
     *bins.FAULTS,
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
-CATALOGUE: tuple[Mutation, ...] = (*FAULTS, *EQUIVALENT_MUTANTS, *LAYOUT_MUTANTS)
+"""What every run can show, whatever its preference objective."""
+FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (*other_objectives.FAULTS, *two_pass.FAULTS)
+"""What only a run with cases of some other preference objective than sigmoid can show."""
+CATALOGUE: tuple[Mutation, ...] = (
+    *FAULTS,
+    *FAULTS_OF_OBJECTIVES,
+    *EQUIVALENT_MUTANTS,
+    *LAYOUT_MUTANTS,
+    *other_objectives.MUTANTS,
+    *two_pass.MUTANTS,
+)
 
 
 def mutation_named(name: str) -> Mutation:

@@ -11,10 +11,11 @@ import pytest
 
 from verify.cases import Case
 from verify.checks.check import EXACT_CHECK_NAMES
+from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.fault_request import OBJECTIVE
-from verify.faults import layout_conditions
-from verify.faults.catalogue import CATALOGUE, FAULTS, biting_cases, mutation_named
+from verify.faults import layout_conditions, objective_conditions
+from verify.faults.catalogue import CATALOGUE, FAULTS, FAULTS_OF_OBJECTIVES, biting_cases, mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.exact_claims import EXACT_CLAIMS
 from verify.faults.fault import CHECKS, Fault, Mutation
@@ -22,8 +23,9 @@ from verify.faults.kernels import NOISY_KERNELS
 from verify.faults.stages import STAGES
 from verify.groups import PreferenceGroup
 
-CASES = tiny_cases(257, 0)
-UNSEEN = {fault.name for fault in FAULTS if "bfloat16" not in fault.dtypes}
+CASES, OF_OBJECTIVES = tiny_cases(257, 0), objective_cases(257, 0)
+ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES)
+UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}
 DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
 
@@ -47,7 +49,7 @@ def test_there_are_many_faults_and_some_at_every_stage() -> None:
 
 
 def test_every_fault_says_what_it_is_and_what_must_catch_it() -> None:
-    for fault in FAULTS:
+    for fault in ALL_FAULTS:
         assert fault.what.endswith("."), fault.name
         assert fault.signature, fault.name
         assert fault.must_kill, fault.name
@@ -77,7 +79,7 @@ def test_a_mutation_is_a_value_that_pickles(mutation: Mutation) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_every_mutation_bites_on_a_default_case(seed: int) -> None:
-    cases = tiny_cases(257, seed)
+    cases = (*tiny_cases(257, seed), *objective_cases(257, seed))
     assert [m.name for m in CATALOGUE if not biting_cases(m, cases, 3)] == []
 
 
@@ -130,13 +132,16 @@ ALONE = Case(
 )
 
 
+ANY_KIND = (layout_conditions.__name__, objective_conditions.__name__)
+
+
 def test_conditions_tell_cases_apart() -> None:
     """A condition that held everywhere, or nowhere, would say nothing."""
     conditional = {m.bites_where.words: m.bites_where for m in CATALOGUE if m.bites_where.words != "everywhere"}
     assert len(conditional) > 15
     for words, condition in conditional.items():
-        any_kind = condition.holds.__module__ == layout_conditions.__name__  # others are asked of pairs only
-        asked = [case for case in (*CASES, ALONE) if any_kind or case.kind == "pairs"]
+        any_kind = condition.holds.__module__ in ANY_KIND  # others are asked of pairs only
+        asked = [case for case in (*CASES, *OF_OBJECTIVES, ALONE) if any_kind or case.kind == "pairs"]
         held = [case.name for case in asked if condition.holds(case)]
         assert 0 < len(held) < len(asked), words
 
@@ -195,6 +200,6 @@ def test_the_docs_name_no_mutation_that_is_not_there() -> None:
 
 def test_what_rounding_hides_is_said_of_the_fault_itself() -> None:
     """Data and words agree, and the sharp dtypes are never among those that hide."""
-    for fault in FAULTS:
+    for fault in ALL_FAULTS:
         assert {"float64", "float32"} <= set(fault.dtypes), fault.name
         assert ("bfloat16" in fault.invisible_where) == (fault.name in UNSEEN), fault.name
