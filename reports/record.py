@@ -2,8 +2,8 @@
 
 A record holds measurements and the budgets they were held against, in plain values: it can be read years
 later by a program that has no torch. Unknown fields and unknown schema versions are refused,
-and so is a record that contradicts itself: a PASS that rests on nothing, another verdict that nothing explains, or
-counts that do not add up.
+and so is a record that contradicts itself: a PASS that rests on nothing, another verdict that nothing explains,
+counts that do not add up, or parts that name or hold what others rule out (`reports.consistency`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_validator
 
+from reports.consistency import inconsistencies
 from reports.values import Count, Measured, Settings, Text, Versions
 
 SCHEMA_VERSION: Literal[4] = 4
@@ -88,6 +89,17 @@ class GroupRecord(_Frozen):
     supervised: list[Count] | None = None
     """Supervised tokens of each completion, positives before negatives; None where all are."""
 
+    @model_validator(mode="after")
+    def _has_lengths(self) -> Self:
+        lengths = [*self.positives, *self.negatives]
+        if not self.positives or not self.prompt or not all(lengths):
+            raise ValueError(f"{self.source or 'a group'}: no positive, or a prompt or completion without a token")
+        if self.supervised is not None:
+            counts = zip(self.supervised, lengths, strict=False)
+            if len(self.supervised) != len(lengths) or not all(0 < part <= whole for part, whole in counts):
+                raise ValueError(f"{self.source or 'a group'}: supervised {self.supervised} of {lengths} tokens")
+        return self
+
 
 class CaseRecord(_Frozen):
     """One input: preference groups by their lengths in tokens."""
@@ -97,6 +109,14 @@ class CaseRecord(_Frozen):
     """What this case is there to show."""
     groups: list[GroupRecord]
     objective: ObjectiveName = "sigmoid"
+
+    @model_validator(mode="after")
+    def _objective_has_what_it_compares(self) -> Self:
+        compares = self.objective in get_args(PreferenceName)
+        if not self.groups or any(bool(group.negatives) != compares for group in self.groups):
+            needed = "a negative in each group" if compares else "no negative"
+            raise ValueError(f"case {self.name}: the objective {self.objective} needs groups, with {needed}")
+        return self
 
 
 class SubjectRecord(_Frozen):
@@ -179,6 +199,13 @@ class DecisionsRecord(_Frozen):
     expected_halves_right: Count
     """Twice those of the unpacked path."""
 
+    @model_validator(mode="after")
+    def _are_of_these_pairs(self) -> Self:
+        right = max(self.halves_right, self.expected_halves_right)
+        if max(self.flipped, self.ties) > self.num_pairs or right > 2 * self.num_pairs:
+            raise ValueError(f"decisions: more flipped, tied or right than there are pairs ({self.num_pairs})")
+        return self
+
 
 class ResultRecord(_Frozen):
     """One subject on one case in one dtype."""
@@ -200,6 +227,11 @@ class ResultRecord(_Frozen):
         judged: Counter[str] = Counter(judgement.verdict for judgement in self.judgements)
         _check_pass(self.verdict, f"case {self.case}", self.num_compared, judged, "judgement")
         _check_explained(self.verdict, f"case {self.case}", self.reasons, judged, "judgement")
+        compared = sum(judgement.num_compared for judgement in self.judgements)
+        if self.num_compared != compared:
+            raise ValueError(
+                f"case {self.case}: num_compared is {self.num_compared}, but its judgements have {compared}"
+            )
         return self
 
 
@@ -424,6 +456,12 @@ class Record(_Frozen):
                 raise ValueError(f"the run is PASS, but {check.check} of {check.subject} is {check.verdict}")
         if survivors := [planted.fault for planted in self.planted if not planted.killed]:
             raise ValueError(f"the run is PASS, but planted faults survived it: {', '.join(survivors)}")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if (problem := next(inconsistencies(self), None)) is not None:
+            raise ValueError(problem)
         return self
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ REPORT_FILES = (MARKDOWN_FILE, HTML_FILE, JUNIT_FILE, RECORD_FILE)
 """In the order in which they are put in place."""
 
 _MAX_PROBLEMS_NAMED = 5
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class RecordError(ValueError):
@@ -191,7 +193,27 @@ def parse_json(path: Path) -> dict[str, object]:
         raise RecordError(f"{path}: not the JSON of a record: {error}") from error
     if not isinstance(content, dict):
         raise RecordError(f"{path}: holds a JSON {type(content).__name__}; a record is an object")
+    if _SURROGATE.search(text) and (place := _half_a_character(content)) is not None:
+        raise RecordError(f"{path}: {place} holds half a surrogate pair, which is no text; a record has none")
     return content
+
+
+def _half_a_character(value: object, place: str = "") -> str | None:
+    r"""Where a text stands that cannot be written as UTF-8, though JSON can spell it: "\ud800"."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return place
+        return None
+    parts: list[tuple[object, str]] = []
+    if isinstance(value, dict):
+        for name, part in value.items():
+            where = f"{place}.{ascii(name)[1:-1]}".removeprefix(".")
+            parts += [(name, where), (part, where)]
+    elif isinstance(value, list):
+        parts = [(part, f"{place}.{index}") for index, part in enumerate(value)]
+    return next((found for part, where in parts if (found := _half_a_character(part, where)) is not None), None)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

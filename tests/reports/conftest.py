@@ -291,7 +291,10 @@ def build_record(
             "differential": {"factor": 3.0, "rationale": "the largest of the harmless variations"},
         },
         variations=["eager attention", "50 masked tokens in front", "a padded batch"],
-        subjects=[SubjectRecord(name=name, layout="packed", owns_loss=name == SUBJECTS[2]) for name in subjects],
+        subjects=[
+            SubjectRecord(name=name, layout="packed", takes=["pairs", "groups"], owns_loss=name == SUBJECTS[2])
+            for name in subjects
+        ],
         cases=[
             CaseRecord(
                 name=name, why=why,

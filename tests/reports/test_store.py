@@ -137,6 +137,25 @@ def test_what_is_not_a_record_is_refused(text: str, match: str, tmp_path: Path) 
         read_text(text, tmp_path)
 
 
+@pytest.mark.parametrize("escape", ["\\ud800", "\\uDFFF", "a\\udc00b"])
+def test_half_a_surrogate_pair_is_refused_with_its_place(content: dict[str, Any], escape: str, tmp_path: Path) -> None:
+    """In any text, whether or not the field is one that is made readable."""
+    text = json.dumps(content)
+    for field in ("created_utc", "tool_version"):
+        edited = text.replace(f'"{field}": "', f'"{field}": "{escape}', 1)
+        with pytest.raises(RecordError, match=rf"given\.json: {field} holds half a surrogate pair"):
+            read_text(edited, tmp_path)
+    with pytest.raises(RecordError, match=r"given\.json: cases\.0\.name holds half a surrogate pair"):
+        read_text(text.replace('"cases": [{"name": "', f'"cases": [{{"name": "{escape}'), tmp_path)
+    with pytest.raises(RecordError, match=r"given\.json: .*ud.* holds half a surrogate pair"):
+        read_text(f'{{"{escape}": 1}}', tmp_path)
+
+
+def test_a_whole_surrogate_pair_is_a_character(content: dict[str, Any], tmp_path: Path) -> None:
+    text = json.dumps(content).replace('"created_utc": "', '"created_utc": "\\ud83d\\ude00', 1)
+    assert read_text(text, tmp_path).created_utc.startswith("\U0001f600")
+
+
 def test_binary_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(RecordError, match=r"x\.json: not UTF-8 text"):
