@@ -195,7 +195,13 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     )
     check_memory(model, request.dtypes)
     num_layers = options.layers or int(config.num_hidden_layers)
-    plantings = choose_plantings(request, vocab_size=vocab_size, num_layers=num_layers, is_tiny=options.is_tiny)
+    plantings = choose_plantings(
+        request,
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        is_tiny=options.is_tiny,
+        window=getattr(config, "sliding_window", None),
+    )
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(
         options.jobs,

@@ -34,8 +34,8 @@ ROW_MAP = ExactCheck(
         "and as many enter the sum as the completion has supervised ones."
     ),
     cannot_see=(
-        "Whether these are the rows that the subject computes with; what padding attends to; what follows the last "
-        "supervised token of a completion."
+        "Whether these are the rows that the subject computes with; a sliding window of the model, which is not asked; "
+        "what padding attends to; what follows the last supervised token of a completion."
     ),
     cases=("distinct-tokens", "distinct-turns", "distinct-examples", "long-rows"),
     measure=_measure,

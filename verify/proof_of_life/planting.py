@@ -12,7 +12,7 @@ from verify.proof_of_life.kinds import kinds_of
 from verify.proof_of_life.probes import PROBES, Probe
 from verify.subject import Subject, layout_of, support_for
 from verify.subjects import is_built_in
-from verify.subjects.faulty import FaultySubject
+from verify.subjects.faulty import FaultySubject, shows_within
 
 SHARE_OF_RUN = 0.2
 """How much planted faults may add to the passes of a run on a model that is not tiny."""
@@ -59,7 +59,9 @@ class Plantings:
         return tuple(planting.subject for planting in self.chosen)
 
 
-def choose_plantings(request: GateRequest, *, vocab_size: int, num_layers: int, is_tiny: bool) -> Plantings:
+def choose_plantings(
+    request: GateRequest, *, vocab_size: int, num_layers: int, is_tiny: bool, window: int | None = None
+) -> Plantings:
     """Choose what to plant: on a tiny model all that some case shows, elsewhere as many as cost a fifth of the run.
 
     Only on cases of a kind that some subject takes: what is caught elsewhere says nothing about it.
@@ -69,6 +71,7 @@ def choose_plantings(request: GateRequest, *, vocab_size: int, num_layers: int, 
         vocab_size: Width of the logits.
         num_layers: Decoder layers of the model, after a cut.
         is_tiny: Passes cost next to nothing.
+        window: Sliding window of the model's layers; None for none.
 
     Returns:
         Plantings in the order of the probes; each on the smallest case that shows its fault, with gradients only where
@@ -80,10 +83,13 @@ def choose_plantings(request: GateRequest, *, vocab_size: int, num_layers: int, 
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
     for probe in PROBES:
-        cases = biting_cases(probe.mutation, of_run, at_most=1)
+        cases = biting_cases(probe.mutation, of_run, at_most=1 if window is None else len(of_run))
         if not cases or num_layers < probe.min_layers:
             continue
-        (case,) = cases
+        case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
+        if case is None:
+            left_out[probe.fault] = f"a window of {window} tokens hides them in every case"
+            continue
         shares = probe.mutation.packing.segments != "block-diagonal"
         slots = _packed_slots(case) if shares else case.pairwise_slots
         num_bytes = slots * vocab_size * max(_BYTES[dtype] for dtype in request.dtypes)

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from packed_impl.attention import attention_implementation
+from packed_impl.attention import attention_implementation, causal_lm
 from packed_impl.bins import packed_length
 from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
 from packed_impl.forest import positions as path_positions
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.preference import preference_terms
+from packed_impl.windows import layer_windows
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.packed_rows import PackedRows
 from verify.faults.fault import Mutation, Packing
@@ -202,11 +203,11 @@ def _logps(
     """Log-probs of all targets; [N]."""
     device = model.device
     targets = stages.supervision(rows, stages.predictors(rows))
-    mask = stages.mask(rows)[:, None]
+    told = partial(_told, stages.mask(rows), _positions(rows), model)
     inputs = {
         "input_ids": rows.input_ids.to(device),
         "position_ids": stages.positions(rows).to(device),
-        "attention_mask": mask.to(device, model.dtype if mask.is_floating_point() else torch.bool),
+        "attention_mask": layer_windows(causal_lm(model)).handed_out(told),
         "use_cache": False,
     }
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
@@ -215,6 +216,44 @@ def _logps(
         logits_BTV = forwards.logits(model, inputs, partial(_logits, stages, model, rows, {}))  # noqa: N806
     picked = logits_BTV[targets.rows.to(device), targets.predictor_slots.to(device)]
     return stages.token_logps(picked, targets.token_ids.to(device))
+
+
+def _told(mask: Tensor, positions: Tensor, model: Any, window: int | None) -> Tensor:
+    """The mask for layers of one window, where the model wants it; [B, 1, T query, T key]."""
+    if window is not None:
+        mask = _within(window, mask, positions)
+    return mask[:, None].to(model.device, model.dtype if mask.is_floating_point() else torch.bool)
+
+
+def _within(window: int, mask: Tensor, positions: Tensor) -> Tensor:
+    """Hide what is far on the path, whatever else the mask says; [B, T query, T key].
+
+    A query that would be left without any key keeps those of the mask: its output would not be defined.
+    """
+    far = positions[:, :, None] - positions[:, None, :] >= window
+    within = mask & ~far if mask.dtype == torch.bool else mask.masked_fill(far, -torch.inf)
+    return torch.where(_attended(within).any(-1, keepdim=True), within, mask)
+
+
+def shows_within(window: int, mutation: Mutation, case: Case) -> bool:
+    """Whether a model with a sliding window can show a mutation on a case that shows it to one without.
+
+    Args:
+        window: The window of its layers.
+        mutation: What is replaced.
+        case: A case where the mutation bites.
+
+    Returns:
+        False where the mask is replaced and, to every slot that predicts, the window hides all that is different.
+    """
+    if mutation.stage != "mask":
+        return True
+    honest = honest_stages(mutation.packing)
+    rows = honest.layout(case.groups)
+    targets = honest.supervision(rows, honest.predictors(rows))
+    masks = (honest.mask(rows), honest.replaced("mask", mutation.replacement).mask(rows))
+    kept, wrong = (_within(window, mask, _positions(rows))[targets.rows, targets.predictor_slots] for mask in masks)
+    return not torch.equal(_attended(kept), _attended(wrong)) or kept.dtype != wrong.dtype
 
 
 def _logits(stages: Stages, model: Any, rows: Rows, parameters: Parameters, inputs: Mapping[str, Any]) -> Tensor:

@@ -12,6 +12,7 @@ from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Packing
 from verify.gate import GateOutcome
+from verify.models.request import ModelRequest
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.packed import PackedSubject
 from verify.verdict import Verdict
@@ -42,6 +43,14 @@ def test_every_kind_of_case_passes_in_every_layout(outcome: GateOutcome) -> None
     assert {case.kind for case in CASES} == set(CASE_KINDS) - {"pairs"}
     assert len(outcome.results) == len(CASES) * (len(PACKINGS) + 1)
     assert {(r.subject, r.case): r.reasons for r in outcome.results if r.verdict is not Verdict.PASS} == {}
+
+
+def test_a_sliding_window_of_the_model_is_kept(gate: Callable[..., GateOutcome]) -> None:
+    """Half as long as a prompt or less, so that a mask without it would be off by nats."""
+    model = ModelRequest(name="tiny-mistral", num_layers=1)
+    cases = tuple(case for case in CASES if case.name in ("groups-masked", "rollouts-of-one-prompt"))
+    outcome = gate([FaultySubject(), honest(Packing(segments="prefix-tree"))], cases, model=model)
+    assert [result.verdict for result in outcome.results] == [Verdict.PASS] * 4
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

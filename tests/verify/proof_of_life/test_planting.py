@@ -151,3 +151,16 @@ def test_faults_are_planted_only_on_kinds_of_case_that_some_subject_takes(
     assert {planting.probe for planting in chosen} == {
         probe for probe in PROBES if any(case.kind == kind and probe.mutation.bites(case) for case in CASES)
     }
+
+
+def test_under_a_window_a_fault_is_planted_where_the_window_leaves_something_of_it(request_: GateRequest) -> None:
+    """A turn between root and branch that is longer than the window hides from the branch that its root is hidden."""
+
+    def case_of(window: int | None) -> str | None:
+        plantings = choose_plantings(request_, vocab_size=257, num_layers=2, is_tiny=True, window=window)
+        return next((p.case for p in plantings.chosen if p.probe.fault == "attends-to-parent-only"), None)
+
+    assert case_of(None) == case_of(100) == "rollouts-of-one-prompt"  # its turn has 11 tokens
+    assert case_of(12) != case_of(13) == "rollouts-of-one-prompt"
+    assert case_of(8) == "groups-masked"
+    assert case_of(1) is None
