@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from reports.data_overview import headline
 from reports.data_record import DataReport
 from reports.facts import group_lengths
+from reports.families_overview import summary
+from reports.families_record import FamiliesRecord
 from reports.kill_matrix import KillMatrix
 from reports.overview import FAMILIES, summary_rows
 from reports.record import Record
@@ -30,7 +32,13 @@ _DATA_SETTINGS = (
     "tool_version", "file", "sha256", "shape", "unit_note", "tokenizer", "model", "max_length", "max_tokens",
     "most_broken_share",
 )  # fmt: skip
+_FAMILIES_SETTINGS = ("tool_version", "environment", "seed", "seconds_per_family", "ways")
 _SIMULATION_SETTINGS = ("groups_sampled", "seed", "num_ranks", "groups_per_rank", "row_limit")
+_WHAT_RATIOS: dict[type, tuple[str, float]] = {
+    DataReport: ("predicted", PREDICTION_MOVED),
+    FamiliesRecord: ("share of a full leak", MOVED),
+}
+"""What the ratios are, and by which factor one has to move to be named, where they are not measured / budget."""
 _NO_SETTINGS = ("rationale", "what", "why_harmless", "notes", "violations")
 """Fields that explain a setting: a change of words is none of the setting."""
 
@@ -126,11 +134,12 @@ def compare(before: Result, after: Result) -> Difference:
         verdicts, ratios = (_outcomes(before), _outcomes(after)), (_margins(before), _margins(after))
     elif isinstance(before, DataReport) and isinstance(after, DataReport):
         verdicts, ratios = (_findings(before), _findings(after)), (_predictions(before), _predictions(after))
+    elif isinstance(before, FamiliesRecord) and isinstance(after, FamiliesRecord):
+        verdicts, ratios = (_ways(before), _ways(after)), (_scores(before), _scores(after))
     else:
         raise RecordError(f"a {_kind(before)} and a {_kind(after)} cannot be compared: give two results of one command")
     settings = (dict(_settings(before)), dict(_settings(after)))
-    predicted = isinstance(before, DataReport)
-    factor = PREDICTION_MOVED if predicted else MOVED
+    what_ratios, factor = _WHAT_RATIOS.get(type(before), ("worst measured / budget", MOVED))
     return Difference(
         kind=_kind(before),
         titles=(_title(before), _title(after)),
@@ -140,7 +149,7 @@ def compare(before: Result, after: Result) -> Difference:
         ratios=tuple(
             RatioPair(what, ratios[0].get(what), ratios[1].get(what), factor) for what in ratios[0] | ratios[1]
         ),
-        what_ratios="predicted" if predicted else "worst measured / budget",
+        what_ratios=what_ratios,
         factor=factor,
     )
 
@@ -157,11 +166,18 @@ def closing_line(difference: Difference) -> str:
 def _kind(result: Result) -> str:
     if isinstance(result, DataReport):
         return "report of packparity data"
+    if isinstance(result, FamiliesRecord):
+        return "report of packparity families"
     return "record of packparity check" if isinstance(result, Record) else "kill matrix of packparity faults"
 
 
 def _title(result: Result) -> str:
-    verdict = headline(result) if isinstance(result, DataReport) else result.verdict
+    if isinstance(result, DataReport):
+        verdict = headline(result)
+    elif isinstance(result, FamiliesRecord):
+        verdict = summary(result)
+    else:
+        verdict = result.verdict
     return f"{verdict}, {result.created_utc}"
 
 
@@ -175,6 +191,10 @@ def _changes(before: dict[str, str], after: dict[str, str]) -> Iterator[Change]:
 def _settings(result: Result) -> Iterator[tuple[str, str]]:
     if isinstance(result, DataReport):
         yield from _settings_of_data(result)
+        return
+    if isinstance(result, FamiliesRecord):
+        for name in _FAMILIES_SETTINGS:
+            yield from _flat(name, result.model_dump(include={name})[name])
         return
     for name in _SETTINGS:
         value = getattr(result, name, None)
@@ -228,6 +248,23 @@ def _outcomes(matrix: KillMatrix) -> dict[str, str]:
 
 def _margins(matrix: KillMatrix) -> dict[str, float]:
     return {f"{m.label}, {m.dtype}": m.margin for m in matrix.mutations}
+
+
+def _ways(record: FamiliesRecord) -> dict[str, str]:
+    """What came of each way of each family; of one that was not measured, its state."""
+    found = {f"{family.model_type}, {way}": family.state for family in record.families for way in record.ways}
+    measured = {f"{family.model_type}, {way.way}": way.outcome for family in record.families for way in family.ways}
+    return {what: str(outcome) for what, outcome in (found | measured).items()}
+
+
+def _scores(record: FamiliesRecord) -> dict[str, float]:
+    """Of what leaks: the scores of the others are rounding."""
+    return {
+        f"{family.model_type}, {way.way}": way.score
+        for family in record.families
+        for way in family.ways
+        if way.score is not None and way.outcome in ("leaks", "other-values")
+    }
 
 
 def _findings(report: DataReport) -> dict[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from reports.families_record import OUTCOMES, FamiliesRecord, FamilyRecord, shown
+from reports.families_overview import measured, reasons, shown, summary
+from reports.families_record import OUTCOMES, FamiliesRecord, FamilyRecord
 from reports.markdown import escape
 
 _EXPLANATION = """\
@@ -38,12 +39,9 @@ def render(record: FamiliesRecord) -> str:
 
 
 def _blocks(record: FamiliesRecord) -> Iterable[str]:
-    packages = record.environment.packages
-    measured = [family for family in record.families if family.ways]
     yield "# Model families on packed rows with restarted `position_ids`"
     yield (
-        f"transformers {escape(packages['transformers'])}, torch {escape(packages['torch'])}, "
-        f"{escape(record.environment.device)}: {len(measured)} of {len(record.families)} families measured. Of these "
+        f"{escape(summary(record))}. Of these "
         f"{record.count(record.judged_way, 'isolated')} isolate without a mask and with `use_cache=False`."
     )
     yield _EXPLANATION
@@ -55,19 +53,21 @@ def _blocks(record: FamiliesRecord) -> Iterable[str]:
             for way, call in record.ways.items()
         ],
     )
-    if measured:
+    if found := measured(record):
         yield "## Families"
-        yield _table(("family", "class", "positions", "layers", *record.ways), map(_line, measured))
+        yield _table(("family", "class", "positions", "layers", *record.ways), map(_line, found))
     missing = [family for family in record.families if not family.ways]
     if missing:
         yield "## Not measured"
         yield _table(
             ("family", "class", "", "reason"), [(f.model_type, f.architecture, f.state, f.reason) for f in missing]
         )
-    reasons = _reasons(measured)
-    if reasons:
+    if lines := reasons(found):
         yield "## Refused and unresolved"
-        yield _table(("family", "ways", "reason"), reasons)
+        yield _table(
+            ("family", "ways", "reason"),
+            [(family, ", ".join(way.way for way in ways), reason) for family, ways, reason in lines],
+        )
     yield (
         f"packparity {escape(record.tool_version)}, {escape(record.created_utc)}, seed {record.seed}, "
         f"{record.total_s:.0f} s: `{' '.join(record.command)}`"
@@ -77,18 +77,6 @@ def _blocks(record: FamiliesRecord) -> Iterable[str]:
 def _line(family: FamilyRecord) -> Sequence[str]:
     kinds = ", ".join(family.layer_kinds)
     return (family.model_type, family.architecture, family.positions or "", kinds, *map(shown, family.ways))
-
-
-def _reasons(families: Sequence[FamilyRecord]) -> list[tuple[str, str, str]]:
-    """One line for each reason of each family, with the ways that gave it."""
-    lines = []
-    for family in families:
-        ways: dict[str, list[str]] = {}
-        for way in family.ways:
-            if way.reason:
-                ways.setdefault(way.reason, []).append(way.way)
-        lines += [(family.model_type, ", ".join(names), reason) for reason, names in ways.items()]
-    return lines
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -111,19 +111,3 @@ class FamiliesRecord(_Frozen):
     def count(self, way: str, outcome: WayOutcome) -> int:
         """How many families came to that in a way of calling."""
         return sum(family.outcome(way) == outcome for family in self.families)
-
-
-def shown(way: WayRecord) -> str:
-    """An outcome in a cell: a leak with its score, and what needs an explanation as a word."""
-    match way.outcome:
-        case "leaks" | "other-values":
-            assert way.score is not None
-            return f"{'LEAKS' if way.outcome == 'leaks' else 'other values'} {_short(way.score)}"
-        case "isolated":
-            return "isolated" if way.bit_identical else "isolated, but for rounding"
-        case other:
-            return other
-
-
-def _short(score: float) -> str:
-    return f"{score:.2f}" if score >= 0.01 or not score else f"{score:.0e}".replace("e-0", "e-")

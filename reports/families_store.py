@@ -7,17 +7,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from reports.families_markdown import render
 from reports.families_record import FAMILIES_VERSION, FamiliesRecord
 from reports.store import RecordError, parse_json, problems_of, write_together
 
 FAMILIES_FILE = "families.json"
-FAMILIES_FILES = ("families.md", FAMILIES_FILE)
+FAMILIES_FILES = ("families.md", "families.html", FAMILIES_FILE)
 """In the order in which they are put in place."""
 
 
 def write_families(record: FamiliesRecord, out_dir: Path) -> tuple[Path, ...]:
-    """Write the record as Markdown and JSON.
+    """Write the record as Markdown, HTML and JSON.
 
     Args:
         record: What to write.
@@ -29,7 +28,10 @@ def write_families(record: FamiliesRecord, out_dir: Path) -> tuple[Path, ...]:
     Raises:
         OutputError: The folder cannot be written.
     """
-    texts = (render(record), families_json(record))
+    # Here and not above: whoever only reads a record should not wait for what draws one.
+    from reports import families_html, families_markdown
+
+    texts = (families_markdown.render(record), families_html.render(record), families_json(record))
     return write_together(dict(zip(FAMILIES_FILES, texts, strict=True)), out_dir, FAMILIES_FILES)
 
 
@@ -53,6 +55,8 @@ def read_families(path: Path) -> FamiliesRecord:
     """
     if path.is_dir():
         path = path / FAMILIES_FILE
+        if not path.exists():
+            raise RecordError(f"{path.parent} holds no {FAMILIES_FILE}: no run was finished there; name another folder")
     content = parse_json(path)
     version = content.get("schema_version")
     if content.get("kind") != "families" or version != FAMILIES_VERSION or isinstance(version, bool):

@@ -9,6 +9,9 @@ from rich.console import Console
 from reports.data_record import DataReport
 from reports.data_store import DATA_REPORT_FILE, read_data_report, write_data_report
 from reports.data_terminal import print_data_report
+from reports.families_record import FamiliesRecord
+from reports.families_store import FAMILIES_FILE, read_families, write_families
+from reports.families_terminal import print_families
 from reports.kill_matrix import KillMatrix
 from reports.kill_matrix_store import KILL_MATRIX_FILE, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
@@ -16,13 +19,13 @@ from reports.record import Record
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix | DataReport
+Result = Record | KillMatrix | DataReport | FamiliesRecord
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE)
+_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE)
 
 
 def read_result(path: Path) -> Result:
-    """Read a record of ``check``, a kill matrix of ``faults`` or a report of ``data`` or ``simulate``, whichever it is.
+    """Read a record of ``check``, a kill matrix, a report of ``data`` or ``simulate``, or one of ``families``.
 
     Args:
         path: The JSON file, or a folder that holds one of them.
@@ -44,9 +47,11 @@ def read_result(path: Path) -> Result:
         return read_record(path)
     if kind == "data-report":
         return read_data_report(path)
+    if kind == "families":
+        return read_families(path)
     raise RecordError(
-        f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults or a report of "
-        "packparity data"
+        f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
+        "packparity data or one of packparity families"
     )
 
 
@@ -69,6 +74,8 @@ def print_result(result: Result, console: Console) -> None:
         print_record(result, console)
     elif isinstance(result, KillMatrix):
         print_kill_matrix(result, console)
+    elif isinstance(result, FamiliesRecord):
+        print_families(result, console)
     else:
         print_data_report(result, console)
 
@@ -90,4 +97,6 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
         return write_reports(result, out_dir)
     if isinstance(result, KillMatrix):
         return write_kill_matrix(result, out_dir)
+    if isinstance(result, FamiliesRecord):
+        return write_families(result, out_dir)
     return write_data_report(result, out_dir)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,39 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
+from reports import families_html
+from reports.difference import Change, compare
 from reports.families_markdown import render
 from reports.families_record import FamiliesRecord
 from reports.families_store import read_families, write_families
 from reports.families_terminal import print_families
+from reports.results import print_result, read_result, write_result
 from reports.store import RecordError
+
+
+class Page(HTMLParser):
+    """Text and tags of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.append(" ".join(data.split()))
+
 
 MEASURED = {"bit_identical": True, "score": 0.0, "noise": 1e-6, "nats": 1e-7, "reason": ""}
 LEAKING = {"bit_identical": False, "score": 0.97, "noise": 1e-6, "nats": 3.0, "reason": ""}
@@ -57,7 +87,7 @@ RECORD = FamiliesRecord.model_validate(
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     paths = write_families(RECORD, tmp_path)
-    assert [path.name for path in paths] == ["families.md", "families.json"]
+    assert [path.name for path in paths] == ["families.md", "families.html", "families.json"]
     assert read_families(tmp_path) == RECORD
 
 
@@ -98,8 +128,97 @@ def test_the_markdown_has_one_line_a_family_and_the_counts() -> None:
     assert any(line.startswith("| gone |") and "needs \\*timm\\*" in line for line in lines)
 
 
-def test_the_terminal_shows_every_family(capsys: pytest.CaptureFixture[str]) -> None:
-    print_families(RECORD, Console(width=200))
-    shown = capsys.readouterr().out
-    for text in ("qwen3", "mamba", "gone: not-built: needs *timm*", "no-mask: 1 isolate, 1 leak"):
-        assert text in shown
+def test_the_terminal_shows_every_family() -> None:
+    shown = printed(RECORD, 80)
+    for line in ("qwen3 honoured ok 0.97", "mamba honoured 0.97 0.97", "family positions A B"):
+        assert line in shown
+    for text in ("gone: not-built: needs *timm*", "A no-mask: 1 isolate, 1 leak use_cache=False", "B ones-mask: 0 iso"):
+        assert any(line.startswith(text) for line in shown)
+
+
+def printed(record: FamiliesRecord, width: int) -> list[str]:
+    """Lines of the terminal, blanks between columns as one."""
+    stream = io.StringIO()
+    print_families(record, Console(file=stream, width=width))
+    assert "\x1b" not in stream.getvalue()
+    return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+
+
+def test_every_outcome_has_a_cell_of_its_own_on_the_terminal_and_is_explained() -> None:
+    outcomes = ("isolated", "leaks", "other-values", "refused", "unresolved", "isolated")
+    names = [f"way-{index}" for index in range(6)]
+    ways = [way(name, outcome) for name, outcome in zip(names, outcomes, strict=True)]
+    for unclear in ways[3:5]:
+        unclear["reason"] = "r"
+    ways[-1]["bit_identical"] = False
+    of_run = dict.fromkeys(names, "a call")
+    record = FamiliesRecord.model_validate(content(family("qwen3", ways=ways), ways=of_run))
+    lines = printed(record, 80)
+    assert "qwen3 honoured ok 0.97 other err ? ok~" in lines
+    legend = " ".join(lines)
+    for text in (
+        "ok: isolated",
+        "ok~: isolated, but",
+        "a number: LEAKS",
+        "other: nothing leaks",
+        "err: ref",
+        "?: unres",
+    ):
+        assert text in legend
+    assert "qwen3: way-3 refused, way-4 unresolved: r" in lines
+
+
+def test_no_word_of_the_table_is_broken_at_80_columns() -> None:
+    record = read_families(Path(__file__).parents[2] / "docs" / "results" / "hf-position-ids")
+    lines = printed(record, 80)
+    start, end = lines.index("─" * len(lines[2])) + 1, lines.index("", 3)
+    table = lines[start:end]
+    assert max(map(len, lines[:end])) <= 80
+    measured = [each for each in record.families if each.ways]
+    assert len(measured) > 100
+    assert len(table) < len(measured) + 5  # the longest names take two lines
+    rows = iter(table)
+    for each in measured:
+        name, positions, *cells = next(rows).split()
+        assert (positions, len(cells)) == (each.positions, len(record.ways))
+        if name != each.model_type:
+            assert name[-1] in "_-"
+            assert name + next(rows) == each.model_type
+
+
+def test_the_page_shows_every_family_as_text() -> None:
+    families = (family("<b>evil</b>", "isolated", "leaks"), family("mamba", "leaks", "leaks"), NOT_BUILT)
+    text = families_html.render(FamiliesRecord.model_validate(content(*families)))
+    page = Page(text)
+    assert page.open == []
+    assert not {"script", "b", "link", "img"} & set(page.tags)
+    for words in ("<b>evil</b>", "LEAKS 0.97", "isolated", "needs *timm*", "not-built", "attention_mask of ones"):
+        assert words in page.words
+    assert "2 of 3 families measured; 1 isolate without a mask" in " ".join(page.words)
+    assert text == families_html.render(FamiliesRecord.model_validate(content(*families)))
+
+
+def test_families_are_read_shown_written_and_compared_like_any_result(tmp_path: Path) -> None:
+    write_families(RECORD, tmp_path / "first")
+    found = read_result(tmp_path / "first")
+    assert found == read_result(tmp_path / "first" / "families.json") == RECORD
+    again = write_result(found, tmp_path / "again")
+    assert [path.read_bytes() for path in again] == [(tmp_path / "first" / path.name).read_bytes() for path in again]
+    stream = io.StringIO()
+    print_result(found, Console(file=stream, width=80))
+    assert "mamba" in stream.getvalue()
+    assert compare(RECORD, RECORD).verdicts == compare(RECORD, RECORD).settings == ()
+    mended = content(family("qwen3", "isolated", "isolated"), family("mamba", "leaks", "leaks"), NOT_BUILT, seed=1)
+    mended["families"][1]["ways"][0]["score"] = 0.1
+    difference = compare(RECORD, FamiliesRecord.model_validate(mended))
+    assert difference.settings == (Change("seed", "0", "1"),)
+    assert difference.verdicts == (Change("qwen3, ones-mask", "leaks", "isolated"),)
+    assert {pair.what for pair in difference.moved} == {"qwen3, ones-mask", "mamba, no-mask"}
+    assert difference.what_ratios == "share of a full leak"
+
+
+def test_a_folder_without_families_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"holds no families\.json"):
+        read_families(tmp_path)
+    with pytest.raises(RecordError, match=r"none of .*families\.json"):
+        read_result(tmp_path)

@@ -16,7 +16,7 @@ def families(
     family: Annotated[list[str] | None, typer.Option(help=_HELP_FAMILY)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and examples.", min=0)] = 0,
     seconds: Annotated[float, typer.Option(help="Time for one family.", min=1)] = 60.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for families.json and families.md.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for families.json, .md and .html.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+_HELP_RESULT = "A record.json, kill-matrix.json, data-report.json or families.json, or its folder."
+
 
 def report(
-    result: Annotated[Path, typer.Argument(help="A record.json, kill-matrix.json or data-report.json, or its folder.")],
+    result: Annotated[Path, typer.Argument(help=_HELP_RESULT)],
     other: Annotated[Path | None, typer.Argument(help="A second result of the same kind, to compare with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files of the result, or comparison.md.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

@@ -45,6 +45,15 @@ def test_two_records_are_compared_where_torch_is_not_installed(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
 
 
+def test_families_are_shown_and_written_again_where_torch_is_not_installed(tmp_path: Path) -> None:
+    done = run(str(RESULTS / "hf-position-ids"), "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "A no-mask: 115 isolate" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"families.json", "families.md", "families.html"}
+    source = RESULTS / "hf-position-ids" / "families.json"
+    assert (tmp_path / "families.json").read_bytes() == source.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
