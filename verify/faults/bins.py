@@ -14,6 +14,7 @@ from torch import Tensor
 from verify.cases import CASE_KINDS
 from verify.faults.fault import BINS, Fault
 from verify.faults.layout_conditions import (
+    BINS_CUT_DIFFERENTLY,
     BINS_HOLD_SEVERAL,
     BINS_IN_OTHER_ORDER,
     BINS_PADDED,
@@ -99,10 +100,10 @@ FAULTS = (
         what="The mask of the first bin serves all rows of the batch.",
         imitates=("A05", "A07"),
         kinds=CASE_KINDS,
-        bites_where=BINS_HOLD_SEVERAL,
+        bites_where=BINS_CUT_DIFFERENTLY,
         packing=BINS,
         signature="first row exact, every other one off",
-        invisible_where="one row",
+        invisible_where="one row, or rows that are cut up alike",
     ),
     Fault(
         name="results-in-order-of-rows",

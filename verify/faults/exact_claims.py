@@ -72,7 +72,8 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "examples-attend-to-those-before", "target-across-examples", "first-token-of-an-example-targeted",
         "end-of-example-not-counted", "everything-supervised", "user-turns-supervised", "mask-one-late",
         "padding-in-the-loss", "group-cut-at-the-limit", "padding-attended", "first-mask-for-all-bins",
-        "results-in-order-of-rows",
+        "results-in-order-of-rows", "prompt-of-one-token-hidden", "labels-cut-at-64",
+        "end-of-inner-turns-not-counted",
     ),
     "absolute-positions": (
         "positions-run-on", "positions-restart-at-branches", "positions-stand-still-in-branches",
@@ -103,7 +104,7 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "target-across-examples", "first-token-of-an-example-targeted", "end-of-example-not-counted",
         "everything-supervised", "user-turns-supervised", "mask-one-late", "padding-in-the-loss",
         "token-mean-for-example-mean", "example-mean-for-token-mean", "mean-of-row-means",
-        "all-tokens-in-the-denominator", "last-bin-dropped",
+        "all-tokens-in-the-denominator", "last-bin-dropped", "end-of-inner-turns-not-counted",
     ),
     "no-cross-attention": (
         "examples-attend-to-those-before", "recurrent-state-over-examples", "convolution-over-examples",

@@ -166,6 +166,15 @@ def _bins_hold_several(case: Case) -> bool:
     return len(_bins(case, shared_prompt=True)) > 1
 
 
+def _bins_cut_differently(case: Case) -> bool:
+    """Some row of bins is no beginning of the first one, segment by segment."""
+    first, *others = [
+        [len(ids) for index in row for ids in (case.groups[index].prompt_ids, *case.groups[index].completions)]
+        for row in _bins(case, shared_prompt=True)
+    ] or [[]]
+    return any(row != first[: len(row)] for row in others)
+
+
 def _bins_in_other_order(case: Case) -> bool:
     order = [index for row in _bins(case, shared_prompt=True) for index in row]
     return order != sorted(order)
@@ -217,6 +226,7 @@ EXAMPLE_MEAN_OF_UNEVEN = Condition(
     "the objective is the example mean, of examples of unequal length", _example_mean_of_uneven
 )
 BINS_HOLD_SEVERAL = Condition("bins are fewer rows than groups, and several", _bins_hold_several)
+BINS_CUT_DIFFERENTLY = Condition("bins are several rows, cut into segments of other lengths", _bins_cut_differently)
 BINS_IN_OTHER_ORDER = Condition("bins hold the groups in another order", _bins_in_other_order)
 BINS_PADDED = Condition("bins are of unequal length, so that one is padded", _bins_padded)
 BINS_OF_BLOCKS = Condition("bins of examples are fewer rows than examples, and several", _bins_of_blocks)

@@ -14,7 +14,7 @@ from verify.checks.check import EXACT_CHECK_NAMES
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.fault_request import OBJECTIVE
-from verify.faults import layout_conditions, objective_conditions
+from verify.faults import content_conditions, layout_conditions, objective_conditions
 from verify.faults.catalogue import CATALOGUE, FAULTS, FAULTS_OF_OBJECTIVES, biting_cases, mutation_named
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.exact_claims import EXACT_CLAIMS
@@ -132,7 +132,7 @@ ALONE = Case(
 )
 
 
-ANY_KIND = (layout_conditions.__name__, objective_conditions.__name__)
+ANY_KIND = tuple(module.__name__ for module in (layout_conditions, content_conditions, objective_conditions))
 
 
 def test_conditions_tell_cases_apart() -> None:

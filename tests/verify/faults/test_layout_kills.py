@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from verify.default_cases.tiny import tiny_cases
-from verify.faults import bins, examples, larger_groups, prefix_trees
+from verify.faults import bins, examples, labels, larger_groups, prefix_trees
 from verify.faults.catalogue import CATALOGUE, biting_cases, mutation_named
 from verify.faults.fault import Fault, Mutation
 from verify.faults.kill_matrix import Kill, Outcome, kill_of
@@ -28,12 +28,14 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "positions-from-parent-alone": OF_EXAMPLES,
     "attends-to-parent-only": OF_EXAMPLES,
     "attends-to-root-only": OF_EXAMPLES,
-    "deep-siblings-not-isolated": FORWARD,
+    "deep-siblings-not-isolated": OF_EXAMPLES,
     "inner-segments-detached": GRADIENTS,
     "deep-neighbour-predicts": OF_EXAMPLES,
     "end-inside-the-tree-not-counted": OBJECTIVE,
     "shared-token-gradient-once": GRADIENTS,
     "equal-responses-merged": OBJECTIVE,
+    "sixth-level-one-late": FORWARD,
+    "equal-ends-merged": OF_EXAMPLES,
     "first-negative-only": OBJECTIVE,
     "pairs-zipped": OBJECTIVE,
     "responses-read-in-twos": OBJECTIVE,
@@ -44,6 +46,11 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "first-positive-for-all": OBJECTIVE,
     "mean-over-pairs-of-the-batch": OBJECTIVE,
     "divided-by-most-pairs": OBJECTIVE,
+    "third-positive-and-later-dropped": OBJECTIVE,
+    "fifth-negative-and-later-dropped": OBJECTIVE,
+    "equal-responses-weigh-once": OBJECTIVE,
+    "groups-alike-read-by-sides": OBJECTIVE,
+    "groups-of-one-prompt-merged": OBJECTIVE,
     "masked-tokens-replaced": OF_EXAMPLES,
     "examples-one-per-row": ("packed path ran",),
     "positions-run-on-over-examples": (),
@@ -62,14 +69,23 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "example-mean-for-token-mean": OBJECTIVE,
     "mean-of-row-means": OBJECTIVE,
     "all-tokens-in-the-denominator": OBJECTIVE,
-    "group-cut-at-the-limit": FORWARD,
-    "padding-attended": FORWARD,
+    "labels-cut-at-64": OBJECTIVE,
+    "end-of-inner-turns-not-counted": OBJECTIVE,
+    "fourth-span-and-later-dropped": OBJECTIVE,
+    "mask-of-first-holder": OBJECTIVE,
+    "labels-kept-by-text": OBJECTIVE,
+    "group-cut-at-the-limit": OF_EXAMPLES,
+    "padding-attended": OF_EXAMPLES,
     "first-mask-for-all-bins": FORWARD,
     "results-in-order-of-rows": ("log-probs",),  # the token mean does not ask whose a token is
     "last-bin-dropped": OBJECTIVE,
 }
 """On the smallest case that shows the fault; none where only exact checks see it."""
-CONTROLS = tuple(m for m in CATALOGUE if not isinstance(m, Fault) and (m in LAYOUT_MUTANTS or len(m.kinds) > 1))
+CONTROLS = tuple(
+    m
+    for m in CATALOGUE
+    if not isinstance(m, Fault) and (m in LAYOUT_MUTANTS or len(m.kinds) > 1) and biting_cases(m, CASES, at_most=1)
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +102,7 @@ def kills(gate: Callable[..., GateOutcome]) -> Mapping[str, Kill]:
 
 
 def test_every_fault_of_these_layouts_is_here() -> None:
-    modules = (prefix_trees, larger_groups, examples, bins)
+    modules = (prefix_trees, larger_groups, examples, labels, bins)
     assert list(CAUGHT_BY) == [fault.name for module in modules for fault in module.FAULTS]
 
 
