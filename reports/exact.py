@@ -1,28 +1,30 @@
-"""Exact checks as a table of subjects and checks, in the words that all renderings share."""
+"""Exact checks as a table of checks and what came of them, in the words that all renderings share."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.record import NOT_A_PASS, VERDICTS, DtypeName, ExactCheckRecord, Record, SubjectSummary, VerdictName
-from reports.words import NO_REASON, NONE, count, plural
+from reports.words import NO_REASON, count, plural
+
+_ALL = "every subject in every dtype"
 
 
 @dataclass(frozen=True, slots=True)
 class ExactRow:
-    """One subject in one dtype.
+    """What came of one check, of all subjects of which the same came.
 
     Args:
-        subject: Name.
-        dtype: Dtype.
-        counts: Check to the number of its cases by verdict.
+        check: Name of the check.
+        cases: Its cases by verdict, e.g. "18 PASS, 1 FAIL".
+        subjects: The subjects with their dtypes, in words.
     """
 
-    subject: str
-    dtype: DtypeName
-    counts: Mapping[str, Counter[VerdictName]]
+    check: str
+    cases: str
+    subjects: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +98,34 @@ def inexact_reasons(record: Record, summary: SubjectSummary) -> list[str]:
     return [reason for reason in summary.reasons if reason not in of_checks]
 
 
-def exact_names(record: Record) -> tuple[str, ...]:
-    """The checks in the order in which they were met."""
-    return tuple(dict.fromkeys(check.check for check in record.exact_checks))
-
-
 def exact_rows(record: Record) -> tuple[ExactRow, ...]:
-    """One row for each subject and dtype."""
-    rows: dict[tuple[str, DtypeName], dict[str, Counter[VerdictName]]] = {}
+    """One row for each check and each distinct count of cases by verdict: as short as the run is uniform."""
+    counts: dict[str, dict[tuple[str, DtypeName], Counter[VerdictName]]] = {}
     for check in record.exact_checks:
-        rows.setdefault((check.subject, check.dtype), {}).setdefault(check.check, Counter())[check.verdict] += 1
-    return tuple(ExactRow(*key, counts=counts) for key, counts in rows.items())
+        of_check = counts.setdefault(check.check, {})
+        of_check.setdefault((check.subject, check.dtype), Counter())[check.verdict] += 1
+    everyone = {who for of_check in counts.values() for who in of_check}
+    rows = []
+    for name, of_check in counts.items():
+        alike: dict[str, dict[str, list[DtypeName]]] = {}
+        for (subject, dtype), by_verdict in of_check.items():
+            alike.setdefault(_cases(by_verdict), {}).setdefault(subject, []).append(dtype)
+        is_all = len(alike) == 1 and of_check.keys() == everyone
+        rows += [ExactRow(name, cases, _ALL if is_all else _named(subjects)) for cases, subjects in alike.items()]
+    return tuple(rows)
 
 
-def exact_cell(row: ExactRow, check: str) -> str:
+def _cases(by_verdict: Counter[VerdictName]) -> str:
     """The cases of a check by verdict, e.g. "19 PASS" or "18 PASS, 1 FAIL"."""
-    counts = row.counts.get(check, Counter[VerdictName]())
-    return ", ".join(f"{count(counts[verdict])} {verdict}" for verdict in VERDICTS if counts[verdict]) or NONE
+    return ", ".join(f"{count(by_verdict[verdict])} {verdict}" for verdict in VERDICTS if by_verdict[verdict])
+
+
+def _named(subjects: Mapping[str, Sequence[DtypeName]]) -> str:
+    """Subjects with their dtypes, those that share them together: "one, two (float32, float64); three (float64)"."""
+    alike: dict[tuple[DtypeName, ...], list[str]] = {}
+    for subject, dtypes in subjects.items():
+        alike.setdefault(tuple(dtypes), []).append(subject)
+    return "; ".join(f"{', '.join(names)} ({', '.join(dtypes)})" for dtypes, names in alike.items())
 
 
 def exact_line(record: Record) -> str:

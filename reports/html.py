@@ -46,7 +46,6 @@ def render(record: Record) -> str:
             missed=detection.missed(record),
             check_families=detection.families(record),
             exact_red=[group for group in exact.exact_groups(record) if group.is_red],
-            exact_names=exact.exact_names(record),
             exact_rows=exact.exact_rows(record),
             facts={
                 "Model": facts.model_facts(record),
@@ -87,7 +86,6 @@ def _environment() -> Environment:
         kind=detection.kind,
         margin=detection.margin,
         caught_in=_caught_in,
-        exact_cell=exact.exact_cell,
         diagnosis_title=diagnosis.diagnosis_title,
         diagnosis_facts=diagnosis.diagnosis_facts,
         nearest=_nearest,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from reports.decisions import decisions_line
 from reports.detection import families, kind, margin, missed, proof_lines, shown_faults
 from reports.diagnosis import diagnosis_facts, diagnosis_title
-from reports.decisions import decisions_line
-from reports.exact import exact_cell, exact_groups, exact_line, exact_names, exact_rows
+from reports.exact import exact_groups, exact_line, exact_rows
 from reports.facts import (
     data_facts,
     environment_facts,
@@ -188,12 +188,9 @@ def _detection(record: Record) -> Iterable[str]:
 
 def _exact(record: Record) -> Iterable[str]:
     if record.exact_checks:
-        names = exact_names(record)
         yield "## Exact checks"
-        rows = [
-            [escape(row.subject), row.dtype, *(exact_cell(row, check) for check in names)] for row in exact_rows(record)
-        ]
-        yield _table(["subject", "dtype", *map(escape, names)], rows)
+        rows = [[escape(row.check), row.cases, escape(row.subjects)] for row in exact_rows(record)]
+        yield _table(["check", "cases", "subjects"], rows)
         yield "Cases by verdict; these checks have no tolerance, or one that follows from rounding alone."
 
 

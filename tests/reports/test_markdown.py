@@ -77,7 +77,7 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(text: str) -> None:
         "| prompt-cache-detached | activations | float32 | balanced | yes | 0.200 | - | 43.4 | - | no graph |",
         "| neighbour-predicts | predictors | float32 | balanced | **no** | 0.400 | - | - | - | the slot before",
         "| faults of label smoothing (1) | label smoothing is 0 | label-smoothing-ignored |",
-        "| packed-eager | float32 | 2 PASS, 1 NOT_APPLICABLE | 3 PASS |",
+        "| causality | 2 PASS, 1 NOT_APPLICABLE | packed-eager (float32) |",
         "moved by 1.5e-3; also in 1 other case",
         "**INCONCLUSIVE** planted fault neighbour-predicts, float32, was not caught",
         "| probable stage | mask (0.120: first branch exact, later ones off); positions (0.410: drifts) |",
