@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from reports.values import Count
+from reports.values import Count, Text
 
 DATA_REPORT_VERSION: Literal[2] = 2
 
@@ -31,10 +31,10 @@ class _Frozen(BaseModel):
 class CountedRowsRecord(_Frozen):
     """Rows about which the same thing is to be said, and the first of them."""
 
-    name: str
-    meaning: str
+    name: Text
+    meaning: Text
     rows: Count
-    examples: list[str]
+    examples: list[Text]
 
     @model_validator(mode="after")
     def _examples_are_rows(self) -> Self:
@@ -205,7 +205,7 @@ class SimulationRecord(_Frozen):
     num_ranks: Count
     groups_per_rank: Count
     row_limit: Count
-    time_is: str
+    time_is: Text
     """What a rank's time is made of."""
     plans: list[PlanRecord]
     by_row_limit: list[PlanRecord]
@@ -216,7 +216,7 @@ class SimulationRecord(_Frozen):
 class TokenizerRecord(_Frozen):
     """What counted the tokens."""
 
-    name: str
+    name: Text
     tokenizer_sha256: str | None
     chat_template_sha256: str | None
 
@@ -225,7 +225,7 @@ class AdviceRecord(_Frozen):
     """The recommendation and why."""
 
     advice: Advice
-    reasons: list[str]
+    reasons: list[Text]
 
     @model_validator(mode="after")
     def _has_a_reason(self) -> Self:
@@ -239,19 +239,19 @@ class DataReport(_Frozen):
 
     kind: Literal["data-report"] = "data-report"
     schema_version: Literal[2] = DATA_REPORT_VERSION
-    tool_version: str
-    created_utc: str
-    command: list[str]
-    file: str
+    tool_version: Text
+    created_utc: Text
+    command: list[Text]
+    file: Text
     """Base name of the file, or the name of the distribution."""
     sha256: str | None
     shape: str | None
     """Name of the shape that all rows have; None where lengths were drawn."""
     unit: UnitName
-    unit_note: str
+    unit_note: Text
     """How lengths were counted, in words."""
     tokenizer: TokenizerRecord | None
-    model: str
+    model: Text
     max_length: Count | None
     """Length at which the trainer cuts a sequence; longer ones count as broken."""
     max_tokens: Count | None
@@ -262,14 +262,14 @@ class DataReport(_Frozen):
     """A larger share of unusable rows means that packing cannot be used on the file as it is."""
     violations: list[CountedRowsRecord]
     remarks: list[CountedRowsRecord]
-    unchecked: list[str]
+    unchecked: list[Text]
     """What could not be looked for, and why."""
     lengths: list[PartLengthsRecord]
     file_order: FileOrderRecord | None
     algebra: AlgebraRecord | None
     simulation: SimulationRecord | None
     advice: AdviceRecord
-    notes: list[str]
+    notes: list[Text]
     read_s: Annotated[FiniteFloat, Field(ge=0)]
     total_s: Annotated[FiniteFloat, Field(ge=0)]
 

@@ -189,6 +189,37 @@ def test_rows_with_several_responses_are_groups(cli: Cli) -> None:
     assert report["algebra"]["tokens_unpacked"] == sum(len(r) * p + sum(r) for p, r in lengths)
 
 
+def test_a_response_twice_on_one_side_can_be_packed_and_is_told(cli: Cli, write: Callable[..., Path]) -> None:
+    twice = {"prompt": "a question", "chosen": ["yes", "yes"], "rejected": ["no"]}
+    done = cli(write(lines(twice)), "--quiet", "--json")
+    report = json.loads(done.out)
+    assert done.status == 0
+    assert (report["rows_usable"], report["violations"]) == (1, [])
+    (remark,) = report["remarks"]
+    assert (remark["name"], remark["rows"]) == ("repeated_response", 1)
+
+
+def test_a_plan_has_one_speed_up_in_a_report(cli: Cli, write: Callable[..., Path]) -> None:
+    """A file of a few short rows, which is repeated until it fills some steps."""
+    rows = [
+        {"prompt": "p" * p, "chosen": ["c" * c for c in chosen], "rejected": ["r" * r for r in rejected]}
+        for p, chosen, rejected in ((10, [3], [2]), (5, [3, 4], [1, 5, 2]), (3, [8], [1, 2]), (7, [4, 1], [3]))
+    ]
+    asked = ("--row-limit", 24, "--ranks", 1, "--groups-per-rank", 2, "--chars-per-token", 1)
+    simulation = json.loads(cli(write(lines(*rows)), *asked, "--quiet", "--json").out)["simulation"]
+    in_plans = [plan for plan in simulation["plans"] if plan["row_limit"] is not None]
+    assert len(in_plans) == 2
+    assert [plan for plan in simulation["by_row_limit"] if plan["row_limit"] == 24] == in_plans
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a name")
+def test_a_file_name_that_is_no_text_is_written_out(cli: Cli, write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(lines(*LONG_PROMPTS), os.fsdecode(b"pairs\xff.jsonl"))
+    done = cli(path, "--quiet", "--out", tmp_path / "out")
+    assert done.status == 0, done.err
+    assert read_data_report(tmp_path / "out").file == r"pairs\udcff.jsonl"
+
+
 def test_a_file_sorted_by_source_is_told_from_a_shuffled_one(cli: Cli, write: Callable[..., Path]) -> None:
     rows = [turns_row(f"question {i}", "yes " * (1 + i % 7), "no") | {"source": f"set-{i // 50}"} for i in range(200)]
     found = {}
