@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from verify.cases import CaseKind
-from verify.faults.fault import EquivalentMutant, Fault
+from verify.faults.fault import ROUNDING_IN_BFLOAT16, EquivalentMutant, Fault
 from verify.faults.objective_conditions import (
     ALL_PAIRS_OF_UNEVEN,
     GROUPDPO,
@@ -283,7 +283,8 @@ FAULTS = (
         bites_where=ROBUST,
         kinds=PREFERENCES,
         signature=_REWARDS_EXACT + "loss and all gradients too small by 1 - 2e",
-        invisible_where=_INVISIBLE,
+        invisible_where=_INVISIBLE + "; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="hinge-without-beta",
@@ -345,7 +346,8 @@ FAULTS = (
         bites_where=MPO,
         kinds=PREFERENCES,
         signature=_REWARDS_EXACT + "loss too small, may be below 0; coefficients do not shrink as positives lead",
-        invisible_where=_INVISIBLE,
+        invisible_where=_INVISIBLE + "; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="softmax-summed-over-positives",
@@ -355,7 +357,8 @@ FAULTS = (
         bites_where=SOFTMAX_OF_SEVERAL,
         kinds=PREFERENCES,
         signature=_REWARDS_EXACT + "phi of a group too large by the number of its positives",
-        invisible_where=_INVISIBLE + "; one positive per group",
+        invisible_where=_INVISIBLE + "; one positive per group; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="margin-of-each-pair",
@@ -365,7 +368,8 @@ FAULTS = (
         bites_where=MARGIN_OF_GROUPS,
         kinds=PREFERENCES,
         signature=_REWARDS_EXACT + "loss too large by the spread of the margins, pairs of a group pull unlike",
-        invisible_where=_INVISIBLE + "; groups of two",
+        invisible_where=_INVISIBLE + "; groups of two; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="all-pairs-of-the-batch",
@@ -376,7 +380,8 @@ FAULTS = (
         bites_where=ALL_PAIRS_OF_UNEVEN,
         kinds=PREFERENCES,
         signature=_REWARDS_EXACT + "groups weigh by their pairs in all but the likelihood",
-        invisible_where=_INVISIBLE + "; groups with equal numbers of pairs",
+        invisible_where=_INVISIBLE + "; groups with equal numbers of pairs; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
 )
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verify.faults.fault import EquivalentMutant, Fault
+from verify.faults.fault import ROUNDING_IN_BFLOAT16, EquivalentMutant, Fault
 from verify.faults.objective_conditions import GROUPDPO, GROUPDPO_IN_MICRO_BATCHES, GROUPDPO_NAMES
 from verify.faults.other_objectives import PREFERENCES, only_under
 from verify.faults.stages import Batch, Objective, Terms
@@ -84,7 +84,8 @@ FAULTS = (
         bites_where=GROUPDPO,
         kinds=PREFERENCES,
         signature=_FORWARD_EXACT + "responses of a side pull alike, however far ahead or behind they are",
-        invisible_where="forward quantities; the first step of a run",
+        invisible_where="forward quantities; the first step of a run; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="coefficients-divided-by-micro-batches",

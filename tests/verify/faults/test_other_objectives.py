@@ -11,6 +11,9 @@ import torch
 from verify.cases import Case, under
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
+from verify.diagnosis.diagnose import Diagnostician
+from verify.diagnosis.measurement import leave_one_out
+from verify.diagnosis.study import Workbench
 from verify.fault_request import OBJECTIVE as SETTINGS
 from verify.fault_request import FaultOptions, prepare_faults
 from verify.faults import other_objectives, two_pass
@@ -20,9 +23,12 @@ from verify.faults.kill_matrix import Kill, Outcome, kill_of
 from verify.faults.stages import Batch, Terms
 from verify.gate import GateOutcome
 from verify.groups import PreferenceGroup
+from verify.models.lora import LoraSpec
+from verify.models.request import ModelRequest
 from verify.objective import Preference, PreferenceName, objective_named
 from verify.packed_proof import summarise
 from verify.subjects.faulty import FaultySubject, honest_stages
+from verify.tolerance import Policy
 from verify.verdict import Verdict
 
 CASES = objective_cases(257, 0)
@@ -228,6 +234,28 @@ def test_a_harmless_change_is_one_in_value_and_gradient(mutant: Any, objective: 
     torch.testing.assert_close(terms(mutant.name, objective).losses, terms(None, objective).losses)
     torch.testing.assert_close(terms(mutant.name, objective).rewards, terms(None, objective).rewards)
     torch.testing.assert_close(gradient(mutant.name, objective), gradient(None, objective))
+
+
+# What a diagnosis makes of them, with no fault of the catalogue to compare with.
+
+# One for each kind of evidence; all of them take a minute.
+NAMED_FIRST = {
+    "scores-summed-for-averaged": "reduction",
+    "hinge-without-beta": "objective",
+    "likelihood-forgotten": "objective",
+    "coefficients-stale": "objective",
+    "divided-by-padded-length": "reduction",  # what a sum is divided by cannot be told from the sum
+    "robust-not-divided": "accumulation",  # a factor of the objective is one of every group
+}
+
+
+@pytest.mark.parametrize("name", NAMED_FIRST)
+def test_a_diagnosis_names_the_stage(name: str, policy: Policy) -> None:
+    model = ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3))
+    bench = Workbench(model, "float32", SETTINGS, policy, seed=0, variations=("eager", "padded-left"), faults=())
+    fault = next(fault for fault in FAULTS_OF_OBJECTIVES if fault.name == name)
+    (found,) = leave_one_out(Diagnostician(bench), CASES, faults=[fault], kinds=("groups",))
+    assert found.named == NAMED_FIRST[name]
 
 
 # Which cases `packparity faults` gives to whom.
