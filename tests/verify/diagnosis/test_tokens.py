@@ -65,4 +65,4 @@ def test_most_faults_bite_on_the_diagnostic_case() -> None:
 
 
 def test_cases_with_more_groups_come_first() -> None:
-    assert richest_first(tiny_cases(257, 0))[0].name == "five-uneven-groups"
+    assert [case.name for case in richest_first(tiny_cases(257, 0))[:2]] == ["examples-long", "five-uneven-groups"]
