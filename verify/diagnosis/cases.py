@@ -43,7 +43,9 @@ def diagnostic_cases(
         def take(count: int, left: Iterator[int] = taken) -> TokenIds:
             return tuple(islice(left, count))
 
-        name = {"pairs": CASE_NAME, "groups": f"{CASE_NAME}-groups"}.get(kind, f"{CASE_NAME}-{objective_name}")
+        of_kind = f"{CASE_NAME}-groups" if kind == "groups" else CASE_NAME
+        # What was measured on a case is kept by its name: each objective has one of its own.
+        name = of_kind if objective_name == "sigmoid" else f"{of_kind}-{objective_name}"
         if vocab_size - 1 < _NUM_TOKENS[kind]:
             notes.append(f"no case {name} was made: it takes {_NUM_TOKENS[kind]} token ids of {vocab_size}")
             continue
