@@ -98,6 +98,8 @@ def a_run(
         | NOTHING_ELSE
         | {
             "results": results, "summaries": [summary], "counts": counts, "verdict": run or verdict,
+            "subjects": [record.subjects[0].model_dump() | {"name": "mine"}],
+            "cases": [record.cases[0].model_dump() | {"name": result["case"]} for result in results],
             "num_compared": sum(result["num_compared"] for result in results),
         }
     )  # fmt: skip
