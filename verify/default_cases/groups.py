@@ -86,7 +86,7 @@ def _masked(tokens: _Take) -> tuple[PreferenceGroup, ...]:
     both_turns, second_turn = (True,) * 7 + (False,) * 3, (False,) * 10
     return (
         PreferenceGroup(
-            system + tokens(5),
+            system + tokens(14),
             (tokens(4) + end,),
             (tokens(7) + end,),
             completion_masks=((True,) * 6, (True,) * 3 + (False,) * 2 + (True,) * 4),
@@ -99,7 +99,7 @@ def _masked(tokens: _Take) -> tuple[PreferenceGroup, ...]:
                 both_turns + (True,) * 6, second_turn + (True,) * 5, (False,) * 2 + (True,) * 6, (True,) * 7,
             ),
         ),
-        _group(tokens, 4, (5,), (6,)),
+        _group(tokens, 15, (7,), (8,)),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _many_alike(tokens: _Take) -> tuple[PreferenceGroup, ...]:
 
 
 def _long(tokens: _Take) -> tuple[PreferenceGroup, ...]:
-    """A group whose prompt is two blocks of 128 slots, and a tree.
+    """A pair whose prompt is two blocks of 128 slots, and a tree.
 
     Of the tree one response ends inside, where no segment does::
 
@@ -131,7 +131,7 @@ def _long(tokens: _Take) -> tuple[PreferenceGroup, ...]:
           |       +------------------------------------- (negative 3)
           +--------------------------------------------- (negative 4)
     """
-    wide = _group(tokens, 256, (17,), (9, 12))
+    wide = _group(tokens, 256, (17,), (12,))
     prompt, first, second, third, fourth, fifth = (tokens(count) for count in (6, 3, 2, 2, 2, 2))
     inside = first + second + third + fourth
     deep = inside + fifth
