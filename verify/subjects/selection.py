@@ -35,7 +35,9 @@ ONLY_IN_FULL = (
     "dense-sdpa/repeat-prompt-token",
     "dense-sdpa/row-per-group",
     "split/bins",
+    "dense-sdpa/prefix-tree",
     "flex/prefix-tree",
+    "dense-sdpa/block-diagonal",
     "flex/block-diagonal",
     *(subject.name for subject in TWO_PASS_SUBJECTS),
 )
