@@ -162,5 +162,5 @@ def test_under_a_window_a_fault_is_planted_where_the_window_leaves_something_of_
 
     assert case_of(None) == case_of(100) == "rollouts-of-one-prompt"  # its turn has 11 tokens
     assert case_of(12) != case_of(13) == "rollouts-of-one-prompt"
-    assert case_of(8) == "groups-masked"
+    assert case_of(8) == "tree-of-turns"  # the smallest of those that are left
     assert case_of(1) is None
