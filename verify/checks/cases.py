@@ -20,6 +20,8 @@ CaseName = Literal[
     "distinct-turns",
     "distinct-examples",
     "examples-weighed-alike",
+    "groups-of-one-prompt",
+    "one-conversation",
 ]
 
 _Lengths = tuple[int, int, int]
@@ -93,6 +95,21 @@ def check_cases(vocab_size: int, seed: int, preference: PreferenceName = "sigmoi
             why="the same examples under the mean that weighs them alike",
             objective_name="sft-example-mean",
         )
+
+    def tokens(number: int) -> TokenIds:
+        return tuple(rng.randrange(vocab_size) for _ in range(number))
+
+    by_name["groups-of-one-prompt"] = Case(
+        name="groups-of-one-prompt",
+        why="two masked groups of one prompt, alike in numbers; one of them holds a response twice",
+        groups=_of_one_prompt(tokens),
+    )
+    by_name["one-conversation"] = Case(
+        name="one-conversation",
+        why="what one example learns another holds in its prompt or masks; one comes twice, one has four spans",
+        groups=_conversation(tokens),
+        objective_name="sft-example-mean",
+    )
     return CheckCases({name: under(case, preference) for name, case in by_name.items()}, other_token)
 
 
@@ -138,6 +155,36 @@ def _examples(take: _Take) -> tuple[PreferenceGroup, ...]:
             prompt, (turn + take(2), turn + take(1)), completion_masks=((yes, yes, no, yes, yes), (yes, yes, no, yes))
         ),
         PreferenceGroup(take(1), (take(6),)),
+    )
+
+
+def _of_one_prompt(take: _Take) -> tuple[PreferenceGroup, ...]:
+    """Two groups of three preferred and five rejected responses; those of three tokens do not learn the last one."""
+    prompt, again = take(2), take(2)
+    sizes = ((2, 3, 1), (1, 2, 3, 2, 2))
+
+    def group(twice: TokenIds | None) -> PreferenceGroup:
+        positives, negatives = (tuple(take(size) for size in side) for side in sizes)
+        if twice is not None:
+            negatives = (negatives[0], twice, negatives[2], twice, negatives[4])
+        masks = tuple(
+            (True,) * (len(ids) - (len(ids) > 2)) + (False,) * (len(ids) > 2) for ids in positives + negatives
+        )
+        return PreferenceGroup(prompt, positives, negatives, completion_masks=masks)
+
+    return group(again), group(None)
+
+
+def _conversation(take: _Take) -> tuple[PreferenceGroup, ...]:
+    """A conversation ``p a u b`` whole, turn by turn and with its last turn alone, and others."""
+    yes, no = True, False
+    prompt, first, user, last = take(2), take(2), take(1), take(2)
+    turns = (no,) * len(user) + (yes,) * len(last)
+    return (
+        PreferenceGroup(prompt + first + user, (last,)),
+        PreferenceGroup(prompt, (first, first + user + last), completion_masks=((yes, yes), (no, no, *turns))),
+        PreferenceGroup(prompt, (first + user + last,), completion_masks=((yes, yes, *turns),)),
+        PreferenceGroup(take(1), (take(7),), completion_masks=((yes, no, yes, no, yes, no, yes),)),
     )
 
 

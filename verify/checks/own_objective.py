@@ -155,6 +155,14 @@ OWN_OBJECTIVE = ExactCheck(
         "Wrong log-probs; gradients; subjects that compute no loss of their own, or return no log-probs with it. Sums "
         "in bfloat16 of log-probs in float32 are found."
     ),
-    cases=("uneven-groups", "special-ids", "distinct-turns", "distinct-examples", "examples-weighed-alike"),
+    cases=(
+        "uneven-groups",
+        "special-ids",
+        "distinct-turns",
+        "groups-of-one-prompt",
+        "distinct-examples",
+        "examples-weighed-alike",
+        "one-conversation",
+    ),
     measure=_measure,
 )

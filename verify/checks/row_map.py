@@ -37,6 +37,13 @@ ROW_MAP = ExactCheck(
         "Whether these are the rows that the subject computes with; a sliding window of the model, which is not asked; "
         "what padding attends to; what follows the last supervised token of a completion."
     ),
-    cases=("distinct-tokens", "distinct-turns", "distinct-examples", "long-rows"),
+    cases=(
+        "distinct-tokens",
+        "distinct-turns",
+        "groups-of-one-prompt",
+        "distinct-examples",
+        "one-conversation",
+        "long-rows",
+    ),
     measure=_measure,
 )

@@ -24,6 +24,8 @@ _LOSS: tuple[CaseName, ...] = (
     "distinct-turns",
     "distinct-examples",
     "examples-weighed-alike",
+    "groups-of-one-prompt",
+    "one-conversation",
 )
 _ALL: tuple[CaseName, ...] = tuple(dict.fromkeys(_LOGPS + _LOSS))
 

@@ -73,7 +73,8 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "end-of-example-not-counted", "everything-supervised", "user-turns-supervised", "mask-one-late",
         "padding-in-the-loss", "group-cut-at-the-limit", "padding-attended", "first-mask-for-all-bins",
         "results-in-order-of-rows", "prompt-of-one-token-hidden", "labels-cut-at-64",
-        "end-of-inner-turns-not-counted",
+        "end-of-inner-turns-not-counted", "fourth-span-and-later-dropped", "mask-of-first-holder",
+        "labels-kept-by-text",
     ),
     "absolute-positions": (
         "positions-run-on", "positions-restart-at-branches", "positions-stand-still-in-branches",
@@ -105,6 +106,10 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "everything-supervised", "user-turns-supervised", "mask-one-late", "padding-in-the-loss",
         "token-mean-for-example-mean", "example-mean-for-token-mean", "mean-of-row-means",
         "all-tokens-in-the-denominator", "last-bin-dropped", "end-of-inner-turns-not-counted",
+        "third-positive-and-later-dropped", "fifth-negative-and-later-dropped", "equal-responses-weigh-once",
+        "groups-alike-read-by-sides", "groups-of-one-prompt-merged", "fourth-span-and-later-dropped",
+        "mask-of-first-holder", "labels-kept-by-text", "equal-examples-counted-once",
+        "fifth-loss-and-later-left-out",
     ),
     "no-cross-attention": (
         "examples-attend-to-those-before", "recurrent-state-over-examples", "convolution-over-examples",

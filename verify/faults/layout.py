@@ -76,9 +76,16 @@ def prompt_of_first_group(honest: Layout, groups: Sequence[PreferenceGroup]) -> 
 
 
 def last_group_of_a_prompt(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
-    """Groups are kept by their prompt: of two with the same one the last is laid out in both places."""
-    last = {group.prompt_ids: group for group in groups}
-    return honest([last[group.prompt_ids] for group in groups])
+    """Groups are kept by their prompt: of two with the same one the last is laid out in both places.
+
+    Where their responses differ in length the number of values would be wrong at once, which is no fault but an error.
+    """
+
+    def key(group: PreferenceGroup) -> tuple[TokenIds, ...]:
+        return group.prompt_ids, *(tuple(map(len, side)) for side in (group.positives, group.negatives))
+
+    last = {key(group): group for group in groups}
+    return honest([last[key(group)] for group in groups])
 
 
 def prompt_found_by_its_start(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:

@@ -106,11 +106,11 @@ def test_it_is_caught_and_the_place_is_named(
 
 
 def loses_an_ancestor(rows: Any) -> Any:
-    """The last leaf token of the deepest response no longer attends to the turn before the last."""
+    """The last leaf token of the deepest response no longer attends to a token halfway down its path."""
     row, slot = (int(value) for value in rows.supervised[rows.supervised[:, 0] == DEEP][-1, 1:3])
     attended = rows.attended.clone()
     seen = attended[row, slot].nonzero()[:, 0].tolist()
-    attended[row, slot, seen[5]] = False
+    attended[row, slot, seen[len(seen) // 2]] = False
     return replace(rows, attended=attended)
 
 
