@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports import data_picture, words
+from reports import data_picture
 from reports.data_overview import headline, sections, summary
 from reports.data_record import DataReport
+from reports.page import page_environment
 
 _STAMPS = {"pays": "pass", "does-not-pay": "not_applicable", "cannot-be-used": "fail"}
 
@@ -21,14 +21,7 @@ def render(report: DataReport) -> str:
     Returns:
         A whole page. Text that comes from the file is escaped; equal reports give equal text.
     """
-    environment = Environment(
-        loader=PackageLoader("reports", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
+    environment = page_environment()
     return (
         environment.get_template("data_report.html.j2").render(
             report=report,
@@ -41,7 +34,3 @@ def render(report: DataReport) -> str:
         )
         + "\n"
     )
-
-
-def _visible(value: object) -> object:
-    return words.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

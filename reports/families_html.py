@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from reports import words
 from reports.families_overview import measured, reasons, shown, summary
 from reports.families_record import OUTCOMES, FamiliesRecord, WayOutcome
+from reports.page import page_environment
 
 _STYLES: dict[WayOutcome, str] = {
     "isolated": "pass",
@@ -26,14 +24,7 @@ def render(record: FamiliesRecord) -> str:
     Returns:
         A whole page. Text that comes from the run is escaped; equal records give equal text.
     """
-    environment = Environment(
-        loader=PackageLoader("reports", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
+    environment = page_environment()
     environment.filters.update(shown=shown)
     found = measured(record)
     return (
@@ -48,8 +39,3 @@ def render(record: FamiliesRecord) -> str:
         )
         + "\n"
     )
-
-
-def _visible(value: object) -> object:
-    # Not for Markup, which is a str too: this page draws no picture, so there is none.
-    return words.printable(value) if type(value) is str else value

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from reports import decisions, detection, diagnosis, exact, facts, fault_picture, overview, picture, words
+from reports.page import page_environment
 from reports.record import PlantedRecord, Record, ResultRecord
 
 _MAX_BLIND_SPOTS = 6
@@ -63,14 +64,7 @@ def render(record: Record) -> str:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("reports", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
+    environment = page_environment()
     environment.filters.update(
         number=words.number,
         count=words.count,
@@ -92,10 +86,6 @@ def _environment() -> Environment:
         is_over=_is_over,
     )
     return environment
-
-
-def _visible(value: object) -> object:
-    return words.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _nearest(result: ResultRecord) -> float | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from reports import kill_matrix_overview, words
 from reports.kill_matrix import KillMatrix
+from reports.page import page_environment
 
 
 def render(matrix: KillMatrix) -> str:
@@ -17,14 +16,7 @@ def render(matrix: KillMatrix) -> str:
     Returns:
         A whole page. Text that comes from the run is escaped; equal matrices give equal text.
     """
-    environment = Environment(
-        loader=PackageLoader("reports", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
+    environment = page_environment()
     environment.filters.update(
         number=words.number, mark=kill_matrix_overview.mark, strongest=kill_matrix_overview.strongest
     )
@@ -43,8 +35,3 @@ def render(matrix: KillMatrix) -> str:
         )
         + "\n"
     )
-
-
-def _visible(value: object) -> object:
-    # Not for Markup, which is a str too: this page draws no picture, so there is none.
-    return words.printable(value) if type(value) is str else value
