@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reports.record import DataRecord, Environment, Record
-from verify.case_files import read_cases
-from verify.cases import Case, under
+from reports.record import Environment, Record
+from verify.check_cases import choose_cases, data_record
 from verify.check_notes import notes_of
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
 from verify.checks.check import ExactCheck
-from verify.default_cases.objectives import objective_cases
-from verify.default_cases.real_size import real_cases, synthetic_cases
-from verify.default_cases.tiny import tiny_cases
 from verify.environment import read_environment
 from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
@@ -48,7 +44,6 @@ if TYPE_CHECKING:
     from verify.diagnosis.run import Diagnoses
     from verify.shrink.run import Reproduction
 
-_VIOLATIONS_KEPT = 50
 _TINY = "tiny"
 _LARGE = 8_000_000
 """Weights that multiply each token, from which on a model is large; one layer of Qwen3-0.6B and its head have 171 M."""
@@ -179,8 +174,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
     )
-    found, loaded = _cases(options, vocab_size, reduced)
-    cases = tuple(under(case, objective.name) for case in found) if options.objective != "sigmoid" else found
+    cases, loaded = choose_cases(options, vocab_size=vocab_size, reduced=reduced, preference=objective.name)
     for case in cases:
         check_token_ids(case.groups, vocab_size)
     request = GateRequest(
@@ -261,7 +255,7 @@ def run_check(
         import_s=import_s,
         total_s=time.perf_counter() - started,
         seeds=seeds,
-        data=_data_record(loaded, request.cases) if loaded else None,
+        data=data_record(loaded, request.cases) if loaded else None,
         notes=[
             *notes_of(prepared, outcome.model.num_layers_published),
             *(f"{r.subject} in {r.dtype}: {r.folder or 'no reproduction'}: {r.note}" for r in reproductions),
@@ -362,64 +356,3 @@ def _dtypes(options: CheckOptions) -> tuple[str, ...]:
         if dtype not in DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
     return options.dtypes or (tuple(DTYPES) if options.full else ("float32",))
-
-
-def _cases(options: CheckOptions, vocab_size: int, reduced: bool) -> tuple[tuple[Case, ...], LoadedPairs | None]:
-    loaded = None
-    if options.data is not None:
-        if options.cases_file is not None:
-            raise ValueError("give --data or --cases-file, not both: each names the cases of the run")
-        loaded = _real_pairs(options, vocab_size)
-        cases = default = real_cases(loaded.groups)
-    else:
-        for name, value in (
-            ("--tokenizer", options.tokenizer), ("--pairs", options.pairs), ("--max-tokens", options.max_tokens),
-        ):  # fmt: skip
-            if value is not None:
-                raise ValueError(f"{name} goes with --data FILE, which was not given")
-        if options.cases_file is not None:
-            cases = default = read_cases(options.cases_file)
-        else:
-            named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
-            others = objective_cases(vocab_size, options.seed)
-            cases, default = (*named, *few, *others), few if reduced else named
-            if options.full and options.objective == "sigmoid":
-                default = (*named, *others)
-    if not options.cases:
-        return default, loaded
-    names = [case.name for case in cases]
-    for name in options.cases:
-        if name not in names:
-            raise ValueError(f"unknown case {name!r}: give some of {', '.join(names)}")
-    return tuple(case for case in cases if case.name in options.cases), loaded
-
-
-def _real_pairs(options: CheckOptions, vocab_size: int) -> LoadedPairs:
-    if options.data is None or options.tokenizer is None:
-        raise ValueError("--data needs --tokenizer DIR: pairs are tokenised through its chat template")
-    from verify.data.load import load_pairs  # imports tokenizers, which other runs do without
-
-    return load_pairs(
-        options.data,
-        options.tokenizer,
-        num_pairs=options.pairs,
-        seed=options.seed,
-        max_tokens=options.max_tokens,
-        vocab_size=vocab_size,
-    )
-
-
-def _data_record(loaded: LoadedPairs, cases: Sequence[Case]) -> DataRecord:
-    return DataRecord(
-        file=loaded.file,
-        sha256=loaded.sha256,
-        shape=loaded.shape,
-        rows_read=loaded.rows_read,
-        usable_rows=len(loaded.lengths),
-        violations_by_reason={str(reason): count for reason, count in loaded.violation_counts.items()},
-        violations=[str(violation) for violation in loaded.violations[:_VIOLATIONS_KEPT]],
-        tokenizer=loaded.tokenizer.name,
-        tokenizer_sha256=loaded.tokenizer.tokenizer_sha256,
-        num_pairs=sum(len(case.groups) for case in cases),
-        notes=list(loaded.notes),
-    )

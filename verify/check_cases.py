@@ -1,0 +1,120 @@
+"""The cases of a run of the gate, as its options ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reports.record import DataRecord
+from verify.case_files import read_cases
+from verify.cases import Case, under
+from verify.default_cases.objectives import objective_cases
+from verify.default_cases.real_size import real_cases, synthetic_cases
+from verify.default_cases.tiny import tiny_cases
+from verify.objective import PreferenceName
+
+if TYPE_CHECKING:
+    from verify.check_request import CheckOptions
+    from verify.data.load import LoadedPairs
+
+_VIOLATIONS_KEPT = 50
+
+
+def choose_cases(
+    options: CheckOptions, *, vocab_size: int, reduced: bool, preference: PreferenceName
+) -> tuple[tuple[Case, ...], LoadedPairs | None]:
+    """The cases that options ask for: real pairs, those of a file, or our own.
+
+    Args:
+        options: The options.
+        vocab_size: Of the model.
+        reduced: Whether a few cases stand for all of our own.
+        preference: The objective of the run. Where it is not "sigmoid", every case of pairs and groups is under it.
+
+    Returns:
+        The cases, and the real pairs where there are some.
+
+    Raises:
+        ValueError: Options that do not go together, an unknown case, or a file that cannot be read.
+    """
+    if options.data is not None:
+        if options.cases_file is not None:
+            raise ValueError("give --data or --cases-file, not both: each names the cases of the run")
+        loaded = _real_pairs(options, vocab_size)
+        cases = default = real_cases(loaded.groups)
+    else:
+        loaded = None
+        _refuse_options_of_data(options)
+        if options.cases_file is not None:
+            cases = default = read_cases(options.cases_file)
+        else:
+            cases, default = _own_cases(options, vocab_size, reduced, preference)
+    chosen = _named(options.cases, cases) if options.cases else default
+    return tuple(chosen if preference == "sigmoid" else [under(case, preference) for case in chosen]), loaded
+
+
+def _refuse_options_of_data(options: CheckOptions) -> None:
+    for name, value in (
+        ("--tokenizer", options.tokenizer), ("--pairs", options.pairs), ("--max-tokens", options.max_tokens),
+    ):  # fmt: skip
+        if value is not None:
+            raise ValueError(f"{name} goes with --data FILE, which was not given")
+
+
+def _own_cases(
+    options: CheckOptions, vocab_size: int, reduced: bool, preference: PreferenceName
+) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
+    """Those that can be named, and those that run unless some are."""
+    named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
+    # Cases that are there for one objective each mean nothing under another.
+    others = objective_cases(vocab_size, options.seed) if preference == "sigmoid" else ()
+    default = few if reduced else (*named, *others) if options.full else named
+    return (*named, *few, *others), default
+
+
+def _named(names: Sequence[str], cases: Sequence[Case]) -> tuple[Case, ...]:
+    known = [case.name for case in cases]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown case {name!r}: give some of {', '.join(known)}")
+    return tuple(case for case in cases if case.name in names)
+
+
+def _real_pairs(options: CheckOptions, vocab_size: int) -> LoadedPairs:
+    if options.data is None or options.tokenizer is None:
+        raise ValueError("--data needs --tokenizer DIR: pairs are tokenised through its chat template")
+    from verify.data.load import load_pairs  # imports tokenizers, which other runs do without
+
+    return load_pairs(
+        options.data,
+        options.tokenizer,
+        num_pairs=options.pairs,
+        seed=options.seed,
+        max_tokens=options.max_tokens,
+        vocab_size=vocab_size,
+    )
+
+
+def data_record(loaded: LoadedPairs, cases: Sequence[Case]) -> DataRecord:
+    """What the record of a run says about its real pairs.
+
+    Args:
+        loaded: The pairs.
+        cases: The cases that hold them.
+
+    Returns:
+        The part of the record.
+    """
+    return DataRecord(
+        file=loaded.file,
+        sha256=loaded.sha256,
+        shape=loaded.shape,
+        rows_read=loaded.rows_read,
+        usable_rows=len(loaded.lengths),
+        violations_by_reason={str(reason): count for reason, count in loaded.violation_counts.items()},
+        violations=[str(violation) for violation in loaded.violations[:_VIOLATIONS_KEPT]],
+        tokenizer=loaded.tokenizer.name,
+        tokenizer_sha256=loaded.tokenizer.tokenizer_sha256,
+        num_pairs=sum(len(case.groups) for case in cases),
+        notes=list(loaded.notes),
+    )
