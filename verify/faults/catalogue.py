@@ -15,6 +15,7 @@ from verify.faults import (
     labels,
     larger_groups,
     layout,
+    likelihood,
     mask,
     objective,
     other_objectives,
@@ -53,7 +54,11 @@ _AS_PLANTED: tuple[Fault, ...] = (
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
 """What every run can show, whatever its preference objective."""
-FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (*other_objectives.FAULTS, *two_pass.FAULTS)
+FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
+    *other_objectives.FAULTS,
+    *likelihood.FAULTS,
+    *two_pass.FAULTS,
+)
 """What only a run with cases of some other preference objective than sigmoid can show."""
 CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,

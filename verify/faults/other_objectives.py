@@ -5,7 +5,7 @@ Shape letters: N targets, K completions, G groups, m positives and n negatives o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -13,54 +13,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
-from verify.cases import CaseKind
-from verify.faults.fault import ROUNDING_IN_BFLOAT16, EquivalentMutant, Fault
+from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, EquivalentMutant, Fault
 from verify.faults.objective_conditions import (
     ALL_PAIRS_OF_UNEVEN,
-    GROUPDPO,
-    GROUPDPO_NAMES,
     HINGE,
     IPO,
-    LIKELIHOOD_OF_UNEVEN,
     LOG_SUM_EXP,
     MARGIN_OF_GROUPS,
     MEANS_OF_LONG,
     MPO,
     OTHER_THAN_SIGMOID,
     ROBUST,
-    RPO,
-    RPO_OF_LONG,
     SIGMOID_NORM_OF_UNEVEN,
     SOFTMAX_OF_SEVERAL,
 )
+from verify.faults.objective_parts import REWARDS_EXACT, REWARDS_TELL_NOTHING, only_under, right_likelihood, sides
 from verify.faults.stages import Batch, Objective, Reduction, Targets, Terms
 from verify.objective import Preference
-
-PREFERENCES: tuple[CaseKind, ...] = ("pairs", "groups")
-
-
-def sides(values: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """What belongs to the positives and to the negatives of each group; [m] and [n]."""
-    parts = torch.split(
-        values, [size for group in batch.groups for size in (len(group.positives), len(group.negatives))]
-    )
-    return list(zip(parts[0::2], parts[1::2], strict=True))
-
-
-def only_under(
-    names: Collection[str],
-    replacement: Callable[..., Terms],
-    honest: Objective,
-    sums: Tensor,
-    ref_sums: Tensor,
-    batch: Batch,
-    objective: Preference,
-) -> Terms:
-    """The replacement under objectives of these names, as in the branch of a trainer that computes them."""
-    if objective.name not in names:
-        return honest(sums, ref_sums, batch, objective)
-    return replacement(honest, sums, ref_sums, batch, objective)
-
 
 # Scores.
 
@@ -91,7 +60,7 @@ def with_group_loss(
     """Another phi."""
     terms = honest(sums, ref_sums, batch, objective)
     losses = torch.stack([loss(*rewards, objective) for rewards in sides(terms.rewards, batch)])
-    return replace(terms, losses=losses + _likelihood(sums, batch, objective))
+    return replace(terms, losses=losses + right_likelihood(sums, batch, objective))
 
 
 def with_pair_loss(
@@ -138,7 +107,7 @@ def softmax_summed(positives: Tensor, negatives: Tensor, objective: Preference) 
 def not_divided(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """What is unbiased only when divided by 1 - 2e is not divided."""
     terms = honest(sums, ref_sums, batch, objective)
-    likelihood = _likelihood(sums, batch, objective)
+    likelihood = right_likelihood(sums, batch, objective)
     kept = 1 - 2 * objective.label_smoothing
     return replace(terms, losses=kept * (terms.losses - likelihood) + likelihood)
 
@@ -151,55 +120,9 @@ def pair_by_pair(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch
 def pairs_of_the_batch(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Phi of a group weighs by its pairs; the likelihood does not."""
     terms = honest(sums, ref_sums, batch, objective)
-    likelihood = _likelihood(sums, batch, objective)
+    likelihood = right_likelihood(sums, batch, objective)
     pairs = torch.tensor([len(group.positives) * len(group.negatives) for group in batch.groups]).to(sums)
     return replace(terms, losses=pairs / pairs.mean() * (terms.losses - likelihood) + likelihood)
-
-
-# The likelihood of preferred responses. Phi and rewards are right.
-
-
-def _likelihood(sums: Tensor, batch: Batch, objective: Preference) -> Tensor:
-    """The right term, weighted; [G]."""
-    means = sides(sums / batch.num_counted.to(sums), batch)
-    return -objective.nll_weight * torch.stack([positives.mean() for positives, _ in means])
-
-
-def with_likelihood(
-    likelihood: Callable[[Tensor, Tensor, Batch], Tensor],
-    honest: Objective,
-    sums: Tensor,
-    ref_sums: Tensor,
-    batch: Batch,
-    objective: Preference,
-) -> Terms:
-    """Another likelihood term: of sums and numbers of tokens, [K] each; [G]."""
-    terms = honest(sums, ref_sums, batch, replace(objective, nll_weight=0.0))
-    term = objective.nll_weight * likelihood(sums, batch.num_counted.to(sums), batch)
-    return replace(terms, losses=terms.losses - term)
-
-
-def summed_likelihood(sums: Tensor, counts: Tensor, batch: Batch) -> Tensor:
-    """Summed over tokens."""
-    return torch.stack([positives.mean() for positives, _ in sides(sums, batch)])
-
-
-def likelihood_of_all(sums: Tensor, counts: Tensor, batch: Batch) -> Tensor:
-    """Of rejected responses too."""
-    return torch.stack([torch.cat(of_group).mean() for of_group in sides(sums / counts, batch)])
-
-
-def likelihood_by_token(sums: Tensor, counts: Tensor, batch: Batch) -> Tensor:
-    """The mean over all tokens of the preferred responses of the batch."""
-    total, number = (sum(positives.sum() for positives, _ in sides(values, batch)) for values in (sums, counts))
-    return torch.as_tensor(total / number).expand(len(batch.groups))
-
-
-def likelihood_forgotten(
-    honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference
-) -> Terms:
-    """No likelihood term."""
-    return honest(sums, ref_sums, batch, replace(objective, nll_weight=0.0))
 
 
 # Harmless changes.
@@ -230,8 +153,6 @@ def shifted_by_mean(positives: Tensor, negatives: Tensor, objective: Preference)
 
 
 _LOGPS_EXACT = "log-probs exact; "
-_REWARDS_EXACT = "log-probs and rewards exact; "
-_INVISIBLE = "log-probs, rewards"
 
 FAULTS = (
     Fault(
@@ -251,8 +172,8 @@ FAULTS = (
         what="IPO's target is 1 / beta instead of 1 / (2 beta).",
         bites_where=IPO,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss about four times too large",
-        invisible_where=_INVISIBLE,
+        signature=REWARDS_EXACT + "loss about four times too large",
+        invisible_where=REWARDS_TELL_NOTHING,
     ),
     Fault(
         name="ipo-towards-half-of-beta",
@@ -261,8 +182,8 @@ FAULTS = (
         what="IPO's target is beta / 2 instead of 1 / (2 beta), as if beta were one over itself.",
         bites_where=IPO,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "nearly no loss, gradients nearly without a pull",
-        invisible_where=_INVISIBLE + "; beta = 1",
+        signature=REWARDS_EXACT + "nearly no loss, gradients nearly without a pull",
+        invisible_where=REWARDS_TELL_NOTHING + "; beta = 1",
     ),
     Fault(
         name="divided-by-padded-length",
@@ -282,8 +203,8 @@ FAULTS = (
         what="The robust loss is not divided by 1 - 2e.",
         bites_where=ROBUST,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss and all gradients too small by 1 - 2e",
-        invisible_where=_INVISIBLE + "; bfloat16",
+        signature=REWARDS_EXACT + "loss and all gradients too small by 1 - 2e",
+        invisible_where=REWARDS_TELL_NOTHING + "; bfloat16",
         dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
@@ -293,50 +214,8 @@ FAULTS = (
         what="The hinge is taken of differences of scores, without beta, as where there is no frozen policy.",
         bites_where=HINGE,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss and gradients as of margins 1 / beta times as large",
-        invisible_where=_INVISIBLE + "; beta = 1",
-    ),
-    Fault(
-        name="likelihood-summed",
-        stage="objective",
-        replacement=partial(only_under, ("rpo",), partial(with_likelihood, summed_likelihood)),
-        what="The likelihood of a preferred response is summed over its tokens instead of averaged.",
-        bites_where=RPO_OF_LONG,
-        kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss and gradients with the likelihood of long responses too large",
-        invisible_where=_INVISIBLE + "; preferred responses of one token",
-    ),
-    Fault(
-        name="likelihood-of-rejected-too",
-        stage="objective",
-        replacement=partial(only_under, ("rpo",), partial(with_likelihood, likelihood_of_all)),
-        what="The likelihood is taken over all responses, rejected ones too, as a model's own loss on the batch is.",
-        bites_where=RPO,
-        kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "gradients raise the likelihood of rejected responses",
-        invisible_where=_INVISIBLE,
-    ),
-    Fault(
-        name="likelihood-by-token",
-        stage="objective",
-        replacement=partial(only_under, ("rpo", *GROUPDPO_NAMES), partial(with_likelihood, likelihood_by_token)),
-        what="The likelihood is the mean over all preferred tokens of the batch instead of over responses, as in TRL.",
-        imitates=("A34",),
-        bites_where=LIKELIHOOD_OF_UNEVEN,
-        kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss and the direction of gradients off: long responses weigh more",
-        invisible_where=_INVISIBLE + "; preferred responses of one length",
-    ),
-    Fault(
-        name="likelihood-forgotten",
-        stage="objective",
-        replacement=partial(only_under, GROUPDPO_NAMES, likelihood_forgotten),
-        what="GroupDPO's likelihood term is left out.",
-        imitates=("A37",),
-        bites_where=GROUPDPO,
-        kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss and gradients without the likelihood of preferred responses",
-        invisible_where=_INVISIBLE + "; nll_weight = 0",
+        signature=REWARDS_EXACT + "loss and gradients as of margins 1 / beta times as large",
+        invisible_where=REWARDS_TELL_NOTHING + "; beta = 1",
     ),
     Fault(
         name="mpo-over-negatives",
@@ -345,8 +224,8 @@ FAULTS = (
         what="The denominator of the group's softmax holds the negatives only.",
         bites_where=MPO,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss too small, may be below 0; coefficients do not shrink as positives lead",
-        invisible_where=_INVISIBLE + "; bfloat16",
+        signature=REWARDS_EXACT + "loss too small, may be below 0; coefficients do not shrink as positives lead",
+        invisible_where=REWARDS_TELL_NOTHING + "; bfloat16",
         dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
@@ -356,8 +235,8 @@ FAULTS = (
         what="The softmax losses of the positives of a group are summed instead of averaged.",
         bites_where=SOFTMAX_OF_SEVERAL,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "phi of a group too large by the number of its positives",
-        invisible_where=_INVISIBLE + "; one positive per group; bfloat16",
+        signature=REWARDS_EXACT + "phi of a group too large by the number of its positives",
+        invisible_where=REWARDS_TELL_NOTHING + "; one positive per group; bfloat16",
         dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
@@ -367,8 +246,8 @@ FAULTS = (
         what="The loss is averaged over pairs where it is one of the mean margin of the group.",
         bites_where=MARGIN_OF_GROUPS,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "loss too large by the spread of the margins, pairs of a group pull unlike",
-        invisible_where=_INVISIBLE + "; groups of two; bfloat16",
+        signature=REWARDS_EXACT + "loss too large by the spread of the margins, pairs of a group pull unlike",
+        invisible_where=REWARDS_TELL_NOTHING + "; groups of two; bfloat16",
         dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
@@ -379,8 +258,8 @@ FAULTS = (
         imitates=("A34", "A65"),
         bites_where=ALL_PAIRS_OF_UNEVEN,
         kinds=PREFERENCES,
-        signature=_REWARDS_EXACT + "groups weigh by their pairs in all but the likelihood",
-        invisible_where=_INVISIBLE + "; groups with equal numbers of pairs; bfloat16",
+        signature=REWARDS_EXACT + "groups weigh by their pairs in all but the likelihood",
+        invisible_where=REWARDS_TELL_NOTHING + "; groups with equal numbers of pairs; bfloat16",
         dtypes=ROUNDING_IN_BFLOAT16,
     ),
 )

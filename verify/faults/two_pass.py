@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verify.faults.fault import ROUNDING_IN_BFLOAT16, EquivalentMutant, Fault
+from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, EquivalentMutant, Fault
 from verify.faults.objective_conditions import GROUPDPO, GROUPDPO_IN_MICRO_BATCHES, GROUPDPO_NAMES
-from verify.faults.other_objectives import PREFERENCES, only_under
+from verify.faults.objective_parts import only_under
 from verify.faults.stages import Batch, Objective, Terms
 from verify.objective import Preference
 
