@@ -7,12 +7,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From rotated queries [N, T, H], rotated keys [K, T, H] and values [K, T, H] to mixed values [N, T, H]."""
+Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+"""From rotated queries [N, T, H], rotated keys [K, T, H], values [K, T, H] and the layer's window to mixed values
+[N, T, H]."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """The layers of a decoder in which a query sees only the last few tokens.
+
+    Args:
+        size: How many tokens a query sees in those layers, itself included.
+        layers: Indices of the layers; in the others a query sees all tokens so far.
+
+    Raises:
+        ValueError: A size that is not positive, or no layers.
+    """
+
+    size: int
+    layers: frozenset[int]
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"sliding_window is {self.size!r}: it must be positive")
+        if not self.layers:
+            raise ValueError(f"a sliding window of {self.size} tokens in no layer: give None for full attention")
 
 
 def causal_attention(q_NTH: Tensor, k_KTH: Tensor, v_KTH: Tensor, window: int | None = None) -> Tensor:

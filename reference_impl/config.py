@@ -6,16 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from reference_impl.attention import SlidingWindow
 from reference_impl.experts import Experts
-from reference_impl.hf_fields import (
-    HfConfig,
-    read_experts,
-    read_rope,
-    read_window,
-    refuse_other_mathematics,
-    refuse_sliding_window,
-    required,
-)
+from reference_impl.hf_fields import HfConfig, read_experts, read_rope, refuse_other_mathematics, required
+from reference_impl.hf_windows import WindowField, read_window
 from reference_impl.rope import Llama3Scaling
 
 
@@ -39,12 +33,12 @@ class DecoderConfig:
         mlp_bias: ``gate_proj``, ``up_proj`` and ``down_proj`` have biases.
         tied: The output head is the embedding matrix, and there is no ``lm_head.weight``.
         rope_scaling: How rotary frequencies are slowed for a longer context (Llama 3); None for not at all.
-        sliding_window: How many tokens a query sees in every layer, itself included (Mistral); None for all so far.
+        sliding_window: The layers in which a query sees only the last few tokens, and how many; None for none.
         experts: The layers whose MLP is made of experts, and these (Qwen3-MoE); None for dense MLPs only.
 
     Raises:
-        ValueError: A size that is not positive, query heads that are no multiple of the key heads, or an odd
-            head_dim.
+        ValueError: A size that is not positive, query heads that are no multiple of the key heads, an odd head_dim,
+            or a window in a layer that does not exist.
     """
 
     vocab_size: int
@@ -62,7 +56,7 @@ class DecoderConfig:
     mlp_bias: bool
     tied: bool
     rope_scaling: Llama3Scaling | None = None
-    sliding_window: int | None = None
+    sliding_window: SlidingWindow | None = None
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
@@ -78,14 +72,19 @@ class DecoderConfig:
         for name in (*sizes, "rms_norm_eps", "rope_theta"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be positive")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"sliding_window is {self.sliding_window!r}: it must be positive")
+        if self.sliding_window is not None and not self.sliding_window.layers <= set(range(self.num_layers)):
+            raise ValueError(f"a window in layers {sorted(self.sliding_window.layers)}: there are {self.num_layers}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} query heads over {self.num_kv_heads} key heads: expected a multiple of the latter"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}: rotary embedding turns pairs, so it must be even")
+
+    def window_in(self, layer: int) -> int | None:
+        """How many tokens a query of that layer sees, itself included; None for all tokens so far."""
+        window = self.sliding_window
+        return window.size if window is not None and layer in window.layers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ class _Family:
         attention_bias: On no projection, on those of queries, keys and values, or on all four if the config says so.
         mlp_bias: The MLP has biases if the config says so; else never.
         head_dim_follows: A missing head_dim is the hidden size over the number of heads.
-        windowed: ``sliding_window`` is that of every layer; else there is none in any layer.
+        windowed: Where a window stands, and what it takes to have one.
         has_experts: MLPs are made of experts, but for those of layers that the config names.
     """
 
@@ -105,16 +104,16 @@ class _Family:
     attention_bias: Literal["none", "query, key and value", "as configured"] = "as configured"
     mlp_bias: bool = False
     head_dim_follows: bool = True
-    windowed: bool = False
+    windowed: WindowField = "never"
     has_experts: bool = False
 
 
 _FAMILIES: Mapping[str, _Family] = {
     "llama": _Family(mlp_bias=True),
-    "mistral": _Family(attention_bias="none", windowed=True),
-    "qwen2": _Family(attention_bias="query, key and value"),
-    "qwen3": _Family(qk_norm=True, head_dim_follows=False),
-    "qwen3_moe": _Family(qk_norm=True, head_dim_follows=False, has_experts=True),
+    "mistral": _Family(attention_bias="none", windowed="in every layer"),
+    "qwen2": _Family(attention_bias="query, key and value", windowed="by layer, if used"),
+    "qwen3": _Family(qk_norm=True, head_dim_follows=False, windowed="by layer, if used"),
+    "qwen3_moe": _Family(qk_norm=True, head_dim_follows=False, windowed="in every layer, if used", has_experts=True),
 }
 
 
@@ -128,8 +127,8 @@ def from_hf_config(config: HfConfig) -> DecoderConfig:
         The decoder it describes.
 
     Raises:
-        ValueError: An architecture, activation, rotary scaling, sliding window or other option that the oracle does
-            not compute, or a value that is missing.
+        ValueError: An architecture, activation, rotary scaling, kind of attention or other option that the oracle
+            does not compute, or a value that is missing.
     """
     model_type = str(config.get("model_type"))
     if model_type not in _FAMILIES:
@@ -137,8 +136,6 @@ def from_hf_config(config: HfConfig) -> DecoderConfig:
     family = _FAMILIES[model_type]
     refuse_other_mathematics(config)
     _refuse_other_biases(config, family)
-    if not family.windowed:
-        refuse_sliding_window(config)
     num_heads = required(config, "num_attention_heads")
     # A transformers config without key heads means one per query head: plain multi-head attention.
     num_kv_heads = config.get("num_key_value_heads")
@@ -160,7 +157,7 @@ def from_hf_config(config: HfConfig) -> DecoderConfig:
         mlp_bias=bool(config.get("mlp_bias")),
         tied=bool(config.get("tie_word_embeddings", False)),
         rope_scaling=rope_scaling,
-        sliding_window=read_window(config) if family.windowed else None,
+        sliding_window=read_window(config, family.windowed),
         experts=read_experts(config) if family.has_experts else None,
     )
 

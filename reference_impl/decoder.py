@@ -10,7 +10,6 @@ width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ def hidden_states(
     lora: Lora | None = None,
     *,
     positions: Tensor | None = None,
-    attend: Attention | None = None,
+    attend: Attention = causal_attention,
 ) -> Tensor:
     """Run one sequence through the decoder, up to and including the final norm.
 
@@ -41,8 +40,7 @@ def hidden_states(
         config: The decoder.
         lora: Adapters by module name; None for the frozen model.
         positions: Rotary position of each token, [T]; 0 .. T-1 if None.
-        attend: The attention step; :func:`reference_impl.attention.causal_attention` within the decoder's window if
-            None.
+        attend: The attention step, called with the window of each layer.
 
     Returns:
         Hidden states, float64, [T, D]; differentiable in the adapters' factors.
@@ -61,12 +59,11 @@ def hidden_states(
         raise ValueError(f"positions of shape {tuple(positions_T.shape)} for {len(ids)} tokens: one each is needed")
 
     rotation = rotary_angles(positions_T, rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
-    attend = partial(causal_attention, window=config.sliding_window) if attend is None else attend
     x_TD = embedding_VD[ids_T].to(torch.float64)
     for index in range(config.num_layers):
         layer = layer_name(index)
         normed_TD = rms_norm(x_TD, weights[f"{layer}.input_layernorm.weight"], config.rms_norm_eps)
-        x_TD = x_TD + _attention_block(normed_TD, f"{layer}.self_attn", weights, config, lora, rotation, attend)
+        x_TD = x_TD + _attention_block(normed_TD, index, weights, config, lora, rotation, attend)
         normed_TD = rms_norm(x_TD, weights[f"{layer}.post_attention_layernorm.weight"], config.rms_norm_eps)
         x_TD = x_TD + _mlp_block(normed_TD, index, weights, config, lora)
     return rms_norm(x_TD, weights[f"{FINAL_NORM}.weight"], config.rms_norm_eps)
@@ -95,14 +92,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _attention_block(
     x_TD: Tensor,
-    name: str,
+    index: int,
     weights: Weights,
     config: DecoderConfig,
     lora: Lora,
     rotation: tuple[Tensor, Tensor],
     attend: Attention,
 ) -> Tensor:
-    num_tokens = x_TD.shape[0]
+    """Attention of one layer, from the normed residual stream to what is added to it, [T, D]."""
+    name, num_tokens = f"{layer_name(index)}.self_attn", x_TD.shape[0]
     q_TNH = linear(x_TD, f"{name}.q_proj", weights, lora).view(num_tokens, config.num_heads, config.head_dim)
     k_TKH = linear(x_TD, f"{name}.k_proj", weights, lora).view(num_tokens, config.num_kv_heads, config.head_dim)
     v_TKH = linear(x_TD, f"{name}.v_proj", weights, lora).view(num_tokens, config.num_kv_heads, config.head_dim)
@@ -110,7 +108,7 @@ def _attention_block(
         q_TNH = rms_norm(q_TNH, weights[f"{name}.q_norm.weight"], config.rms_norm_eps)
         k_TKH = rms_norm(k_TKH, weights[f"{name}.k_norm.weight"], config.rms_norm_eps)
     q_NTH, k_KTH = rotate(q_TNH.transpose(0, 1), rotation), rotate(k_TKH.transpose(0, 1), rotation)
-    mixed_NTH = attend(q_NTH, k_KTH, v_TKH.transpose(0, 1))
+    mixed_NTH = attend(q_NTH, k_KTH, v_TKH.transpose(0, 1), config.window_in(index))
     return linear(mixed_NTH.transpose(0, 1).reshape(num_tokens, -1), f"{name}.o_proj", weights, lora)
 
 

@@ -113,44 +113,6 @@ def _llama3_scaling(rope: HfConfig, place: str) -> Llama3Scaling:
     )
 
 
-def read_window(config: HfConfig) -> int | None:
-    """The window of a decoder all of whose layers have one (Mistral); None for full attention.
-
-    Raises:
-        ValueError: A window that is not positive, or layer types that say otherwise.
-    """
-    window = config.get("sliding_window")
-    kind = "full_attention" if window is None else "sliding_attention"
-    if others := sorted(set(config.get("layer_types") or ()) - {kind}):
-        raise ValueError(f"layer_types has {', '.join(others)}: with sliding_window {window} every layer is {kind}")
-    if window is not None and not int(window) > 0:
-        raise ValueError(f"sliding_window is {window!r}: it must be positive, or None for full attention")
-    return None if window is None else int(window)
-
-
-def refuse_sliding_window(config: HfConfig) -> None:
-    """Refuse a window in some layers or in all.
-
-    Raises:
-        ValueError: With the layers that would have one.
-    """
-    layer_types = config.get("layer_types")
-    if layer_types is not None:
-        others = sorted(set(layer_types) - {"full_attention"})
-        if others:
-            raise ValueError(f"layer_types has {', '.join(others)}: the oracle computes only full_attention")
-        return
-    if config.get("use_sliding_window") and config.get("sliding_window") is not None:
-        # Qwen3-MoE has the window in every layer, whatever this field says.
-        first = 0 if config["model_type"] == "qwen3_moe" else config.get("max_window_layers", 0)
-        num_layers = required(config, "num_hidden_layers")
-        if first < num_layers:
-            raise ValueError(
-                f"sliding window of {config['sliding_window']} tokens from layer {first} of {num_layers}: "
-                "the oracle computes only full attention"
-            )
-
-
 def read_experts(config: HfConfig) -> Experts:
     """The experts of a Qwen3-MoE decoder.
 

@@ -49,6 +49,8 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama3": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen2 mixed": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3 mixed": (Qwen3Config, Qwen3ForCausalLM),
 }
 # Of six planes the first turns ten times over the original length, the next two in between, the others less than once.
 LLAMA3_SCALING: dict[str, Any] = {
@@ -62,6 +64,13 @@ LLAMA3_SCALING: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "llama3": {"rope_parameters": LLAMA3_SCALING},
     "mistral": {"sliding_window": 3},
+    # The one names the layers that have the window, the other the first of them.
+    "qwen2 mixed": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    "qwen3 mixed": {
+        "use_sliding_window": True,
+        "sliding_window": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "qwen3_moe": {
         "num_experts": 5,
         "num_experts_per_tok": 2,

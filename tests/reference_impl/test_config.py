@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from reference_impl.attention import SlidingWindow
 from reference_impl.config import from_hf_config
 from reference_impl.experts import Experts
 from reference_impl.rope import Llama3Scaling
@@ -61,6 +62,10 @@ QWEN3_30B_A3B = {
     "output_router_logits": False,
     "router_aux_loss_coef": 0.001,
 }
+
+
+WINDOWED = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 8}
+MIXED = ["sliding_attention" if layer in (1, 35) else "full_attention" for layer in range(36)]
 
 
 def changed(**changes: object) -> dict[str, object]:
@@ -143,8 +148,12 @@ def test_head_dim_follows_from_the_sizes_only_where_the_family_says_so() -> None
         ({"rope_theta": None}, "no rope_theta"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 8}, "sliding window of 512 tokens"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
+        ({**WINDOWED, "max_window_layers": None}, "no max_window_layers: the oracle does not guess it"),
+        ({**WINDOWED, "sliding_window": 0}, "sliding_window is 0: it must be positive"),
+        ({**WINDOWED, "layer_types": ["sliding_attention"]}, "names 1 layers: num_hidden_layers is 36"),
+        ({**WINDOWED, "layer_types": ["chunked_attention"] * 36}, "has chunked_attention: the oracle computes only fu"),
+        ({"layer_types": MIXED}, "layer_types has sliding_attention in layers 1, 35, but there is no window"),
+        ({**WINDOWED, "sliding_window": None, "layer_types": MIXED}, "in layers 1, 35, but there is no window"),
         ({"num_key_value_heads": 5}, "32 query heads over 5 key heads"),
         ({"head_dim": 7}, "head_dim is 7"),
         ({"rms_norm_eps": None}, "no rms_norm_eps"),
@@ -171,11 +180,9 @@ def test_what_the_oracle_does_not_compute_is_refused(changes: dict[str, object],
         (QWEN3_30B_A3B, {"mlp_only_layers": None}, "no mlp_only_layers"),
         (QWEN3_30B_A3B, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         (QWEN3_30B_A3B, {"head_dim": None}, "no head_dim"),
-        (
-            QWEN3_30B_A3B,
-            {"use_sliding_window": True, "sliding_window": 512},
-            "sliding window of 512 tokens from layer 0",
-        ),
+        (QWEN3_30B_A3B, {**WINDOWED, "layer_types": MIXED}, "has full_attention: with sliding_window 512 every layer"),
+        (LLAMA_3_2_1B, {"layer_types": MIXED}, "has sliding_attention: in llama every layer has full attention"),
+        (LLAMA_3_2_1B, WINDOWED, "sliding window of 512 tokens: in llama every layer has full attention"),
     ],
 )
 def test_each_family_refuses_what_it_cannot_have(hf_config, changes, message) -> None:
@@ -195,9 +202,48 @@ def test_llama3_scaling_is_read_from_both_layouts() -> None:
 
 
 def test_the_window_of_mistral_is_that_of_every_layer() -> None:
-    assert from_hf_config(MISTRAL_7B).sliding_window == 4096
-    assert from_hf_config(MistralConfig(**MISTRAL_7B).to_dict()).sliding_window == 4096
+    expected = SlidingWindow(4096, frozenset(range(36)))
+    assert from_hf_config(MISTRAL_7B).sliding_window == expected
+    assert from_hf_config(MistralConfig(**MISTRAL_7B).to_dict()).sliding_window == expected
     assert from_hf_config({**MISTRAL_7B, "sliding_window": None}).sliding_window is None
+
+
+@pytest.mark.parametrize(("config_class", "model_type"), [(Qwen2Config, "qwen2"), (Qwen3Config, "qwen3")])
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, range(8, 36)),
+        ({"max_window_layers": 0}, range(36)),
+        ({"max_window_layers": 35}, (35,)),
+        ({"layer_types": MIXED}, (1, 35)),
+    ],
+)
+def test_windows_stand_where_transformers_puts_them(config_class, model_type, changes, layers) -> None:
+    """Layer types, if there are any, decide; else the number of layers without a window, which come first."""
+    fields = {**QWEN3_8B, "model_type": model_type, **WINDOWED, **changes}
+    del fields["attention_bias"]
+    expected = SlidingWindow(512, frozenset(layers))
+    assert from_hf_config(fields).sliding_window == expected
+    made = config_class(**fields)
+    assert from_hf_config(made.to_dict()).sliding_window == expected
+    windowed = [index for index, kind in enumerate(made.layer_types) if kind == "sliding_attention"]
+    assert frozenset(windowed) == expected.layers
+
+
+def test_qwen3_moe_has_its_window_in_every_layer_or_in_none() -> None:
+    every_layer = SlidingWindow(512, frozenset(range(36)))
+    assert from_hf_config({**QWEN3_30B_A3B, **WINDOWED}).sliding_window == every_layer
+    assert from_hf_config(Qwen3MoeConfig(**{**QWEN3_30B_A3B, **WINDOWED}).to_dict()).sliding_window == every_layer
+    assert from_hf_config({**QWEN3_30B_A3B, "sliding_window": 512}).sliding_window is None
+
+
+def test_a_window_knows_its_layers() -> None:
+    config = from_hf_config({**QWEN3_8B, **WINDOWED, "layer_types": MIXED})
+    assert [config.window_in(layer) for layer in (0, 1, 2, 35)] == [None, 512, None, 512]
+    with pytest.raises(ValueError, match=r"a window in layers \[40\]: there are 36"):
+        dataclasses.replace(config, sliding_window=SlidingWindow(512, frozenset({40})))
+    with pytest.raises(ValueError, match="512 tokens in no layer"):
+        SlidingWindow(512, frozenset())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,7 +36,15 @@ def test_rms_norm_of_three_and_four() -> None:
         ("mistral", {}),
         ("mistral", {"sliding_window": 1}),
         ("mistral", {"sliding_window": None}),
+        ("qwen2 mixed", {}),
+        ("qwen2 mixed", {"max_window_layers": 0}),
+        ("qwen3 mixed", {}),
+        (
+            "qwen3 mixed",
+            {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        ),
         ("qwen3_moe", {}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 2}),
         ("qwen3_moe", {"norm_topk_prob": False, "num_experts_per_tok": 3, "attention_bias": True}),
         ("qwen3_moe", {"mlp_only_layers": [1], "tie_word_embeddings": True}),
         ("qwen3_moe", {"decoder_sparse_step": 2, "num_experts_per_tok": 1}),
@@ -51,7 +61,31 @@ def test_transformers_and_peft_agree_once_they_compute_in_float64(
     torch.testing.assert_close(all_logits(IDS, made), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama3", "mistral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2 mixed", "qwen3 mixed", "mistral"])
+def test_windows_are_those_of_eager_attention_too(family, tiny, float64_throughout) -> None:
+    """Its softmax is float32 whatever the model's dtype; a key too many or too few moves logits by tenths."""
+    made = tiny(family, adapters=False)
+    made.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = float64_throughout(made.model)(input_ids=torch.tensor([IDS]), use_cache=False).logits[0]
+    actual = all_logits(IDS, made)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    window = made.config.sliding_window
+    for wrong in (window.size - 1, window.size + 1):
+        moved = all_logits(IDS, replace(made, config=replace(made.config, sliding_window=replace(window, size=wrong))))
+        assert (moved - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen2 mixed", "qwen3 mixed"])
+def test_a_window_in_the_other_layer_is_visible(family, tiny) -> None:
+    made = tiny(family)
+    window = made.config.sliding_window
+    other = replace(window, layers=frozenset({0, 1}) - window.layers)
+    moved = all_logits(IDS, replace(made, config=replace(made.config, sliding_window=other)))
+    assert (moved - all_logits(IDS, made)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "mistral", "qwen3 mixed", "qwen3_moe"])
 def test_long_sequences_agree_too(family, tiny, float64_throughout) -> None:
     made = tiny(family, adapters=False)
     ids = torch.randint(61, (400,), generator=torch.Generator().manual_seed(4)).tolist()

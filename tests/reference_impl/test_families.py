@@ -56,6 +56,8 @@ def without(made, feature: str) -> dict[str, object]:
         ("qwen3", "query and key norms"),
         ("llama3", "rope scaling"),
         ("mistral", "window"),
+        ("qwen2 mixed", "window"),
+        ("qwen3 mixed", "window"),
         ("qwen3_moe", "router"),
         ("qwen3_moe", "shares that sum to one"),
         ("qwen3_moe", "second expert"),

@@ -66,7 +66,9 @@ def model_gradients(model, loss: Tensor) -> dict[str, Tensor]:
     return dict(zip(short, gradients, strict=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "llama3", "mistral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "qwen2", "llama", "llama3", "mistral", "qwen2 mixed", "qwen3 mixed", "qwen3_moe"]
+)
 def test_the_step_is_that_of_transformers_and_peft_in_float64(family, tiny, pairs, float64_throughout) -> None:
     made = tiny(family)
     model = float64_throughout(made.model)
