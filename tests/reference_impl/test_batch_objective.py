@@ -141,7 +141,12 @@ def phi_by_scalars(objective: str, up: list[float], down: list[float]) -> float:
 def test_the_loss_is_its_definition_in_scalars(arguments, negatives, data) -> None:
     groups, logps, ref_logps = data.draw(batches(negatives=negatives))
     actual = apply_objective(logps, ref_logps, groups, **arguments)
-    assert float(actual.loss) == pytest.approx(by_scalars(groups, logps, ref_logps, arguments), abs=1e-12)
+    assert float(actual.loss) == pytest.approx(by_scalars(groups, logps, ref_logps, arguments), abs=1e-13)
+
+
+def steepest(arguments, margins) -> float:
+    """The largest slope of a pair's loss in a log-prob, 0 where no square makes it exceed 1."""
+    return float((2 * (margins.detach() - 0.5) / BETA).abs().max()) if arguments["objective"] == "ipo" else 0.0
 
 
 @every_objective
@@ -168,7 +173,9 @@ def test_token_coefficients_are_the_slope_of_the_loss(arguments, negatives, data
 
             slope = (8 * (loss(1) - loss(-1)) - (loss(2) - loss(-2))) / (12 * h)
             assert float(coefficients[place][token]) == pytest.approx(slope, abs=1e-9)
-            assert float(leaves[place].grad[token]) == pytest.approx(float(coefficients[place][token]), abs=1e-15)
+            # A few roundings, of numbers that only IPO's square takes above 1.
+            few_ulps = 1e-15 * max(1.0, steepest(arguments, values.margins))
+            assert float(leaves[place].grad[token]) == pytest.approx(float(coefficients[place][token]), abs=few_ulps)
 
 
 def test_three_tokens_with_the_middle_one_masked_worked_out_by_hand() -> None:
