@@ -13,6 +13,7 @@ from reference_impl.config import DecoderConfig
 from reference_impl.groups import Group
 from reference_impl.lora import Lora
 from reference_impl.parameters import Weights
+from reference_impl.ref_policy import RefPolicy
 from reference_impl.step import oracle_step
 
 
@@ -74,6 +75,7 @@ def slope_from_losses(
     beta: float | None = None,
     label_smoothing: float | None = None,
     nll_weight: float | None = None,
+    ref_policy: RefPolicy | None = None,
     distance: float = 1e-3,
 ) -> float:
     """Central difference of fourth order, ``[8 (L(h) - L(-h)) - (L(2h) - L(-2h))] / 12h``, error O(h^4).
@@ -88,6 +90,7 @@ def slope_from_losses(
         beta: As in :func:`reference_impl.step.oracle_step`.
         label_smoothing: As in :func:`reference_impl.step.oracle_step`.
         nll_weight: As in :func:`reference_impl.step.oracle_step`.
+        ref_policy: As in :func:`reference_impl.step.oracle_step`.
         distance: h, the step along the direction.
 
     Returns:
@@ -105,6 +108,7 @@ def slope_from_losses(
             beta=beta,
             label_smoothing=label_smoothing,
             nll_weight=nll_weight,
+            ref_policy=ref_policy,
             gradients=False,
         )
         return float(step.loss)

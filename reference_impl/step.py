@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -23,8 +23,7 @@ from reference_impl.logps import completion_logps
 from reference_impl.lora import Lora
 from reference_impl.parameters import Weights
 from reference_impl.preference import Preference
-
-PerTokenLogps = tuple[Tensor, ...]
+from reference_impl.ref_policy import AdaptersOff, PerTokenLogps, RefPolicy, check_ref_policy, ref_logps_by_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class OracleStep:
     Args:
         per_token_logps: Log-probs of every completion token under the policy, unsupervised ones included: one 1-D
             tensor per completion, group by group, positives before negatives.
-        ref_per_token_logps: The same under the frozen policy, that is without the adapters; ``()`` for SFT.
+        ref_per_token_logps: The same under the frozen policy; ``()`` for SFT.
         loss: Mean as the objective defines it, a scalar.
         rewards: One per completion, [completions]; empty for SFT.
         margins: One per positive and negative of a group: group by group, positive by positive, [pairs]; empty for
@@ -60,6 +59,7 @@ def oracle_step(
     beta: float | None = None,
     label_smoothing: float | None = None,
     nll_weight: float | None = None,
+    ref_policy: RefPolicy | None = None,
     gradients: bool = True,
 ) -> OracleStep:
     """Compute a training step from the definition, one unpadded sequence at a time.
@@ -72,34 +72,52 @@ def oracle_step(
         groups: The groups; at least one positive and one negative each, positives only for SFT.
         weights: Frozen weights by Hugging Face name, of any floating dtype; they get no gradient.
         config: The decoder.
-        lora: The adapters of the policy by module name; the frozen policy is the same model without them.
+        lora: The adapters of the policy by module name.
         objective: One of :data:`reference_impl.batch_objective.OBJECTIVE_NAMES`.
         beta: Strength of the pull towards the frozen policy; SFT has none and ignores it.
         label_smoothing: Assumed share of swapped labels, for the objectives that have it
             (:data:`reference_impl.preference.SMOOTHED`); SFT ignores it.
         nll_weight: Weight of the likelihood of positives; None for 1 under RPO and GroupDPO, else 0; SFT ignores it.
+        ref_policy: The frozen policy; None for the policy's model without its adapters. SFT has none.
         gradients: Whether to differentiate; without it one forward pass per policy and completion is all.
 
     Returns:
         The step.
 
     Raises:
-        ValueError: No groups, groups without meaning for the objective, gradients asked for without adapters, or an
-            argument that the decoder or the objective refuses.
+        ValueError: No groups, groups without meaning for the objective, gradients asked for without adapters, a
+            frozen policy for SFT or one that does not fit, or an argument that the decoder or the objective refuses.
     """
     chosen_objective = objective_named(objective, beta, label_smoothing, nll_weight)
     sizes = check_groups(groups, chosen_objective)
     if gradients and not lora:
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
 
+    ref_logps = _ref_logps(chosen_objective, ref_policy, groups, weights, config)
     policy = _leaves(lora, requires_grad=gradients)
-    return reduce(
-        _joined, (_group_step(group, weights, config, policy, chosen_objective, sizes, gradients) for group in groups)
+    shares = (
+        _group_step(group, of_group, weights, config, policy, chosen_objective, sizes, gradients)
+        for group, of_group in zip(groups, ref_logps, strict=True)
     )
+    return reduce(_joined, shares)
+
+
+def _ref_logps(
+    objective: Objective, ref_policy: RefPolicy | None, groups: Sequence[Group], weights: Weights, config: DecoderConfig
+) -> Iterable[PerTokenLogps]:
+    """The frozen policy's log-probs, group by group; nothing for any group under an objective without such a policy."""
+    if isinstance(objective, Preference):
+        chosen = AdaptersOff() if ref_policy is None else ref_policy
+        check_ref_policy(chosen, groups, config)
+        return ref_logps_by_group(chosen, groups, weights, config)
+    if ref_policy is not None:
+        raise ValueError(f"SFT with the reference policy {ref_policy.name!r}: it has none, leave it out")
+    return [()] * len(groups)
 
 
 def _group_step(
     group: Group,
+    ref_logps: PerTokenLogps,
     weights: Weights,
     config: DecoderConfig,
     policy: Lora,
@@ -109,10 +127,6 @@ def _group_step(
 ) -> OracleStep:
     """The share of one group in the step of a batch of these sizes."""
     sequences = unpack([group])
-    ref_logps: PerTokenLogps = ()
-    if isinstance(objective, Preference):
-        with torch.no_grad():
-            ref_logps = tuple(completion_logps(sequence, weights, config) for sequence in sequences)
     # Set rather than left alone, so that a caller's no_grad cannot turn a gradient off.
     with torch.set_grad_enabled(gradients):
         logps = tuple(completion_logps(sequence, weights, config, policy) for sequence in sequences)
