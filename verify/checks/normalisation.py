@@ -17,6 +17,7 @@ import torch
 from verify.cases import Case
 from verify.checks.bench import Bench, OwnLoss
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
+from verify.checks.shares import weight_of
 from verify.checks.yardsticks import measured
 from verify.subject import gradient_support, owns_loss
 
@@ -38,7 +39,10 @@ def _measure(bench: Bench, case: Case) -> Measured:
         )
         for i, j in combinations(range(num_groups + 1), 2)
     }
-    shares = {(i, j): _weight(case, i, j) / _weight(case, *whole) for i, j in steps}
+    shares = {
+        (i, j): weight_of(case.objective_name, case.groups[i:j]) / weight_of(case.objective_name, case.groups)
+        for i, j in steps
+    }
     differences = [
         (f"the loss of {_sizes(split)}", _loss_difference(split, steps, shares, whole), budgets.loss)
         for split in _splits(num_groups)
@@ -56,18 +60,6 @@ def _measure(bench: Bench, case: Case) -> Measured:
         worst=f"{what} groups in turn is {largest:.3g} from that of all at once" if differing else "",
         ratio=largest / budget,
     )
-
-
-def _weight(case: Case, first: int, last: int) -> int:
-    """How many of that which the loss is a mean over are in a range of groups."""
-    groups = case.groups[first:last]
-    match case.objective_name:
-        case "sft-token-mean":
-            return sum(sum(group.num_supervised) for group in groups)
-        case "sft-example-mean":
-            return sum(len(group.completions) for group in groups)
-        case _:
-            return len(groups)
 
 
 def _nan_first(ratio: float) -> float:

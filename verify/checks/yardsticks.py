@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from verify.budget import Statistic, direct_budget, sft_loss_budget
+from verify.budget import sft_loss_budget
 from verify.cases import Case
 from verify.checks.absolute_model import absolute_model
 from verify.checks.cases import CaseName, CheckCases, check_cases
-from verify.comparison import Comparison, Quantity, compare_logps, compare_observations
-from verify.groups import PreferenceGroup
+from verify.checks.gradient_yardsticks import logps_budget, measure_gradients, noise_between
+from verify.comparison import compare_logps
 from verify.model_state import Baseline
-from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import Preference, Sft
-from verify.observation import Observation, observe, supervised_logps, to_float64
-from verify.preference_budget import coefficient_noise, loss_budget, reward_budgets
-from verify.subjects.oracle import apply_objective
-from verify.subjects.pairwise import VARIATIONS, WITNESS, PairwiseSubject
+from verify.observation import Observation, supervised_logps, to_float64
+from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
 
 _T = TypeVar("_T")
@@ -32,8 +28,6 @@ _FORMS = (WITNESS, *(VARIATIONS[name] for name in ("eager", "padded-right", "pad
 _ORDERED: tuple[CaseName, ...] = ("distinct-tokens", "distinct-turns")
 _EXAMPLES: tuple[CaseName, ...] = ("distinct-examples", "examples-weighed-alike")
 _ABSOLUTE: tuple[CaseName, ...] = ("distinct-tokens", "distinct-turns", "distinct-examples")
-_PADDED_FORMS = _FORMS[2:]
-"""One call for all sequences: with gradients a call for each would take longer than the check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +118,8 @@ def measure_yardsticks(
             tokens[case.name] = _token_budget(case, _logps_of_forms(model, case), dtype, policy)
     if "normalisation" in checks:
         pairs = cases.by_name["uneven-groups"]
-        losses[pairs.name] = _loss_yardstick(model, baseline, pairs, dtype, objective, policy, seed)
+        of_pairs = measure_gradients(model, baseline, pairs, dtype=dtype, objective=objective, policy=policy, seed=seed)
+        losses[pairs.name] = LossYardstick(loss=of_pairs.loss_budget, gradients=of_pairs.gradient_budgets)
         losses |= _sft_yardsticks(model, _present(cases, _EXAMPLES), dtype, policy)
     if {"absolute-positions", "positions-as-unpacked"} & set(checks):
         absolute = _absolute_yardsticks(next(model.parameters()).device, dtype, policy, seed)
@@ -144,33 +139,9 @@ def _logps_of_forms(model: Any, case: Case) -> dict[str, tuple[Tensor, ...]]:
         }
 
 
-def _noise_between(
-    case: Case, forms: Mapping[str, _T], compare: Callable[[_T, _T], Sequence[Comparison]]
-) -> NoiseFloor:
-    between = {f"{one} against {other}": compare(forms[one], forms[other]) for other, one in combinations(forms, 2)}
-    return measure_noise([NoiseSample(case.name, to_oracle=between, between=between)])
-
-
-def _logps_budget(
-    statistic: Statistic, quantity: Quantity, values: Tensor, case: Case, noise: NoiseFloor, dtype: str, policy: Policy
-) -> float:
-    budgets = direct_budget(
-        "differential",
-        quantity,
-        "",
-        case=case.name,
-        num_values=len(values),
-        size={"max": float(values.abs().max()), "rms": float(values.square().mean().sqrt())},
-        dtype_name=dtype,
-        noise=noise,
-        policy=policy,
-    )
-    return budgets[statistic].value
-
-
 def _token_budget(case: Case, forms: Mapping[str, tuple[Tensor, ...]], dtype: str, policy: Policy) -> float:
-    noise = _noise_between(case, forms, lambda one, other: (compare_logps(one, other, case.groups),))
-    return _logps_budget("max", "per_token_logps", torch.cat(forms[WITNESS.name]), case, noise, dtype, policy)
+    noise = noise_between(case, forms, lambda one, other: (compare_logps(one, other, case.groups),))
+    return logps_budget("max", "per_token_logps", torch.cat(forms[WITNESS.name]), case, noise, dtype, policy)
 
 
 def _absolute_yardsticks(device: torch.device, dtype: str, policy: Policy, seed: int) -> dict[str, AbsoluteYardstick]:
@@ -189,9 +160,9 @@ def _sft_yardsticks(model: Any, cases: Sequence[Case], dtype: str, policy: Polic
     if not cases:
         return yardsticks
     examples, forms = cases[0], _logps_of_forms(model, cases[0])
-    noise = _noise_between(examples, forms, lambda one, other: (compare_logps(one, other, examples.groups),))
+    noise = noise_between(examples, forms, lambda one, other: (compare_logps(one, other, examples.groups),))
     values = torch.cat(forms[WITNESS.name])
-    rms = _logps_budget("rms", "per_token_logps", values, examples, noise, dtype, policy)
+    rms = logps_budget("rms", "per_token_logps", values, examples, noise, dtype, policy)
     none = torch.empty(0, dtype=torch.float64)
     expected = Observation(
         per_token_logps=forms[WITNESS.name],
@@ -205,48 +176,3 @@ def _sft_yardsticks(model: Any, cases: Sequence[Case], dtype: str, policy: Polic
         sft = Sft(mean="token" if case.objective_name == "sft-token-mean" else "example")
         yardsticks[case.name] = LossYardstick(loss=sft_loss_budget(sft, expected, logps_rms=rms), gradients={})
     return yardsticks
-
-
-def _weighted(parts: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """Sum of gradients, each with its weight."""
-    return {name: torch.stack([weight * part[name] for weight, part in parts]).sum(0) for name in parts[0][1]}
-
-
-def _loss_yardstick(
-    model: Any, baseline: Baseline, case: Case, dtype: str, objective: Preference, policy: Policy, seed: int
-) -> LossYardstick:
-    def run(form: PairwiseSubject, groups: Sequence[PreferenceGroup]) -> Observation:
-        return observe(form, model, groups, objective, apply_objective=apply_objective, seed=seed, baseline=baseline)
-
-    forms = {form.name: run(form, case.groups) for form in _PADDED_FORMS}
-    form, count = _PADDED_FORMS[0], len(case.groups)
-    # Norms work in float32 in every dtype, and a gradient that is scaled otherwise rounds otherwise.
-    parts = [(1 / count, run(form, case.groups[:1])), (1 - 1 / count, run(form, case.groups[1:]))]
-    forms["in turn"] = replace(forms[form.name], gradients=_weighted([(w, part.gradients or {}) for w, part in parts]))
-    noise = _noise_between(case, forms, lambda one, other: compare_observations(one, other, case.groups))
-    expected = forms[_PADDED_FORMS[0].name]
-    logps = _logps_budget("rms", "per_token_logps", torch.cat(expected.per_token_logps), case, noise, dtype, policy)
-    refs = _logps_budget(
-        "rms", "ref_per_token_logps", torch.cat(expected.ref_per_token_logps), case, noise, dtype, policy
-    )
-    rewards = reward_budgets(case.groups, expected, objective, logps_rms=logps, ref_logps_rms=refs)
-    shared = coefficient_noise(
-        "differential", case.groups, expected, objective, case=case.name, noise=noise, policy=policy
-    )
-    gradients = {
-        name: direct_budget(
-            "differential",
-            "gradients",
-            name,
-            case=case.name,
-            num_values=case.num_completion_tokens,
-            size={"max": 1.0, "rms": 1.0},
-            dtype_name=dtype,
-            noise=noise,
-            policy=policy,
-            shared_noise=shared,
-        )["rms"].value
-        for name in expected.gradients or {}
-    }
-    loss = loss_budget(objective, case.groups, expected, rewards=rewards, logps_rms=logps)
-    return LossYardstick(loss=loss, gradients=gradients)

@@ -1,0 +1,178 @@
+"""Loss and gradients of the unpacked path on a batch, and how far rounding alone moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from verify.budget import Statistic, direct_budget, sft_loss_budget
+from verify.cases import Case
+from verify.checks.shares import shares
+from verify.comparison import Comparison, Quantity, compare_observations
+from verify.groups import PreferenceGroup
+from verify.model_state import Baseline
+from verify.noise import NoiseFloor, NoiseSample, measure_noise
+from verify.objective import Objective, Preference
+from verify.observation import Observation, observe
+from verify.preference_budget import coefficient_noise, loss_budget, reward_budgets
+from verify.subjects.oracle import apply_objective
+from verify.subjects.pairwise import VARIATIONS, PairwiseSubject
+from verify.tolerance import Policy
+
+_T = TypeVar("_T")
+
+_PADDED_FORMS = (VARIATIONS["padded-right"], VARIATIONS["padded-left"])
+"""One call for all sequences: with gradients a call for each would take longer than the check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientYardstick:
+    """What the unpacked path computes on a batch, and the budgets of whoever computes the same.
+
+    Args:
+        loss: The loss, in nats.
+        gradients: Of each LoRA tensor, float64.
+        loss_budget: Largest difference of the loss, in nats.
+        gradient_budgets: Of each LoRA tensor, as relative L2.
+    """
+
+    loss: float
+    gradients: Mapping[str, Tensor]
+    loss_budget: float
+    gradient_budgets: Mapping[str, float]
+
+
+def measure_gradients(
+    model: Any,
+    baseline: Baseline,
+    case: Case,
+    *,
+    dtype: str,
+    objective: Objective,
+    policy: Policy,
+    seed: int,
+) -> GradientYardstick:
+    """Run the unpacked path on a batch of two groups or more: padded on either side, and the first group apart.
+
+    Args:
+        model: The model.
+        baseline: What it is.
+        case: The batch.
+        dtype: Name of the dtype.
+        objective: The objective, of the kind that the case asks for.
+        policy: Factors and floors.
+        seed: Seed of the passes.
+
+    Returns:
+        What was computed, and the budgets.
+    """
+
+    def run(form: PairwiseSubject, groups: Sequence[PreferenceGroup]) -> Observation:
+        return observe(form, model, groups, objective, apply_objective=apply_objective, seed=seed, baseline=baseline)
+
+    forms = {form.name: run(form, case.groups) for form in _PADDED_FORMS}
+    form = _PADDED_FORMS[0]
+    expected, parts = forms[form.name], (case.groups[:1], case.groups[1:])
+    # Norms work in float32 in every dtype, and a gradient that is scaled otherwise rounds otherwise.
+    in_turn = _weighted(
+        [
+            (share, run(form, part).gradients or {})
+            for share, part in zip(shares(case.objective_name, parts), parts, strict=True)
+        ]
+    )
+    forms["in turn"] = replace(expected, gradients=in_turn)
+    noise = noise_between(case, forms, lambda one, other: compare_observations(one, other, case.groups))
+    coefficients = 0.0
+    if isinstance(objective, Preference):
+        coefficients = coefficient_noise(
+            "differential", case.groups, expected, objective, case=case.name, noise=noise, policy=policy
+        )
+    gradients = expected.gradients or {}
+    return GradientYardstick(
+        loss=float(expected.loss),
+        gradients=gradients,
+        loss_budget=_loss_budget(case, expected, objective, noise, dtype, policy),
+        gradient_budgets={
+            name: direct_budget(
+                "differential",
+                "gradients",
+                name,
+                case=case.name,
+                num_values=case.num_completion_tokens,
+                size={"max": 1.0, "rms": 1.0},
+                dtype_name=dtype,
+                noise=noise,
+                policy=policy,
+                shared_noise=coefficients,
+            )["rms"].value
+            for name in gradients
+        },
+    )
+
+
+def _loss_budget(
+    case: Case, expected: Observation, objective: Objective, noise: NoiseFloor, dtype: str, policy: Policy
+) -> float:
+    logps = logps_budget("rms", "per_token_logps", torch.cat(expected.per_token_logps), case, noise, dtype, policy)
+    if not isinstance(objective, Preference):
+        return sft_loss_budget(objective, expected, logps_rms=logps)
+    refs = torch.cat(expected.ref_per_token_logps)
+    ref_rms = logps_budget("rms", "ref_per_token_logps", refs, case, noise, dtype, policy)
+    rewards = reward_budgets(case.groups, expected, objective, logps_rms=logps, ref_logps_rms=ref_rms)
+    return loss_budget(objective, case.groups, expected, rewards=rewards, logps_rms=logps)
+
+
+def noise_between(case: Case, forms: Mapping[str, _T], compare: Callable[[_T, _T], Sequence[Comparison]]) -> NoiseFloor:
+    """The noise among several forms of the unpacked path on one case.
+
+    Args:
+        case: The case.
+        forms: What each form gave, by its name; two at least.
+        compare: Compares two of them.
+
+    Returns:
+        The noise floor of that case alone.
+    """
+    between = {f"{one} against {other}": compare(forms[one], forms[other]) for other, one in combinations(forms, 2)}
+    return measure_noise([NoiseSample(case.name, to_oracle=between, between=between)])
+
+
+def logps_budget(
+    statistic: Statistic, quantity: Quantity, values: Tensor, case: Case, noise: NoiseFloor, dtype: str, policy: Policy
+) -> float:
+    """Budget of log-probs of one case, in nats.
+
+    Args:
+        statistic: Of their largest difference, or of its RMS.
+        quantity: Of the policy or of the reference.
+        values: What the unpacked path computes.
+        case: The case.
+        noise: The noise among its forms.
+        dtype: Name of the dtype.
+        policy: Factors and floors.
+
+    Returns:
+        The budget.
+    """
+    budgets = direct_budget(
+        "differential",
+        quantity,
+        "",
+        case=case.name,
+        num_values=len(values),
+        size={"max": float(values.abs().max()), "rms": float(values.square().mean().sqrt())},
+        dtype_name=dtype,
+        noise=noise,
+        policy=policy,
+    )
+    return budgets[statistic].value
+
+
+def _weighted(parts: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """Sum of gradients, each with its weight."""
+    return {name: torch.stack([weight * part[name] for weight, part in parts]).sum(0) for name in parts[0][1]}
