@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 
 from reference_impl.batch_objective import ObjectiveName
 from reference_impl.config import DecoderConfig
+from reference_impl.gradients import named_factors
 from reference_impl.groups import Group
 from reference_impl.lora import Lora
 from reference_impl.parameters import Weights
@@ -33,10 +34,8 @@ def random_direction(lora: Lora, generator: Generator) -> dict[str, Tensor]:
     if not lora:
         raise ValueError("no LoRA factors: there is nothing to move")
     drawn: dict[str, Tensor] = {}
-    for module, factors in lora.items():
-        for side, factor in (("A", factors.A), ("B", factors.B)):
-            noise = torch.randn(factor.shape, generator=generator, dtype=torch.float64)
-            drawn[f"{module}.lora_{side}"] = noise.to(factor.device)
+    for name, factor in named_factors(lora).items():
+        drawn[name] = torch.randn(factor.shape, generator=generator, dtype=torch.float64).to(factor.device)
     length = torch.stack([noise.square().sum() for noise in drawn.values()]).sum().sqrt()
     return {name: noise / length for name, noise in drawn.items()}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -18,6 +18,7 @@ from reference_impl.batch_objective import (
     objective_named,
 )
 from reference_impl.config import DecoderConfig
+from reference_impl.gradients import Gradients, added, gradients_of, leaves, named_factors
 from reference_impl.groups import Group, unpack
 from reference_impl.logps import completion_logps
 from reference_impl.lora import Lora
@@ -46,7 +47,7 @@ class OracleStep:
     loss: Tensor
     rewards: Tensor
     margins: Tensor
-    gradients: Mapping[str, Tensor] | None
+    gradients: Gradients | None
 
 
 def oracle_step(
@@ -94,7 +95,7 @@ def oracle_step(
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
 
     ref_logps = _ref_logps(chosen_objective, ref_policy, groups, weights, config)
-    policy = _leaves(lora, requires_grad=gradients)
+    policy = leaves(lora, requires_grad=gradients)
     shares = (
         _group_step(group, of_group, weights, config, policy, chosen_objective, sizes, gradients)
         for group, of_group in zip(groups, ref_logps, strict=True)
@@ -137,37 +138,17 @@ def _group_step(
         loss=values.loss.detach(),
         rewards=values.rewards.detach(),
         margins=values.margins.detach(),
-        gradients=_gradients(values.loss, policy) if gradients else None,
+        gradients=gradients_of(values.loss, named_factors(policy)) if gradients else None,
     )
-
-
-def _gradients(loss: Tensor, policy: Lora) -> dict[str, Tensor]:
-    named = {f"{module}.lora_{side}": getattr(policy[module], side) for module in policy for side in "AB"}
-    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
 def _joined(first: OracleStep, second: OracleStep) -> OracleStep:
     """The step of two parts of a batch, whose losses already count against the whole batch."""
-    gradients = None
-    if first.gradients is not None and second.gradients is not None:
-        gradients = {name: first.gradients[name] + second.gradients[name] for name in first.gradients}
     return OracleStep(
         per_token_logps=first.per_token_logps + second.per_token_logps,
         ref_per_token_logps=first.ref_per_token_logps + second.ref_per_token_logps,
         loss=first.loss + second.loss,
         rewards=torch.cat((first.rewards, second.rewards)),
         margins=torch.cat((first.margins, second.margins)),
-        gradients=gradients,
+        gradients=added(first.gradients, second.gradients),
     )
-
-
-def _leaves(lora: Lora, *, requires_grad: bool) -> Lora:
-    """Float64 copies of the factors that a gradient can be taken with respect to."""
-    return {
-        module: replace(
-            factors,
-            A=factors.A.detach().to(torch.float64, copy=True).requires_grad_(requires_grad),
-            B=factors.B.detach().to(torch.float64, copy=True).requires_grad_(requires_grad),
-        )
-        for module, factors in lora.items()
-    }
