@@ -4,12 +4,13 @@ Every step, the norms, the rotary angles and the softmax included, is float64. T
 no cache and no mask argument: a sequence is its own causal sum.
 
 Legend: T tokens, P places in the sequence, D model width, V vocabulary, N query heads, K key and value heads, H head
-width.
+width, E experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,10 +18,25 @@ from torch.nn.functional import silu
 
 from reference_impl.attention import Attention, causal_attention
 from reference_impl.config import DecoderConfig
-from reference_impl.experts import experts_mlp
+from reference_impl.experts import Experts, experts_mlp
+from reference_impl.frozen import frozen_product
 from reference_impl.lora import Lora, check_lora, linear
 from reference_impl.parameters import EMBEDDING, FINAL_NORM, HEAD, Weights, check_weights, layer_name
 from reference_impl.rope import rotary_angles, rotary_frequencies, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a decoder makes of one sequence, float64, differentiable in the adapters' factors.
+
+    Args:
+        hidden_TD: Hidden states after the final norm.
+        router_scores: What the router of each layer with experts makes of each token, before the softmax: one [T, E]
+            per such layer in their order; empty for a decoder without experts.
+    """
+
+    hidden_TD: Tensor
+    router_scores: tuple[Tensor, ...]
 
 
 def hidden_states(
@@ -32,6 +48,19 @@ def hidden_states(
     positions: Tensor | None = None,
     attend: Attention = causal_attention,
 ) -> Tensor:
+    """The hidden states of :func:`decode`, float64, [T, D]; differentiable in the adapters' factors."""
+    return decode(ids, weights, config, lora, positions=positions, attend=attend).hidden_TD
+
+
+def decode(
+    ids: Sequence[int],
+    weights: Weights,
+    config: DecoderConfig,
+    lora: Lora | None = None,
+    *,
+    positions: Tensor | None = None,
+    attend: Attention = causal_attention,
+) -> Decoded:
     """Run one sequence through the decoder, up to and including the final norm.
 
     Args:
@@ -43,7 +72,7 @@ def hidden_states(
         attend: The attention step, called with the window of each layer.
 
     Returns:
-        Hidden states, float64, [T, D]; differentiable in the adapters' factors.
+        Hidden states and router scores.
 
     Raises:
         ValueError: No tokens, a token outside the vocabulary, positions of another length, or weights or
@@ -60,13 +89,19 @@ def hidden_states(
 
     rotation = rotary_angles(positions_T, rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
     x_TD = embedding_VD[ids_T].to(torch.float64)
+    router_scores: list[Tensor] = []
     for index in range(config.num_layers):
         layer = layer_name(index)
         normed_TD = rms_norm(x_TD, weights[f"{layer}.input_layernorm.weight"], config.rms_norm_eps)
         x_TD = x_TD + _attention_block(normed_TD, index, weights, config, lora, rotation, attend)
         normed_TD = rms_norm(x_TD, weights[f"{layer}.post_attention_layernorm.weight"], config.rms_norm_eps)
-        x_TD = x_TD + _mlp_block(normed_TD, index, weights, config, lora)
-    return rms_norm(x_TD, weights[f"{FINAL_NORM}.weight"], config.rms_norm_eps)
+        if config.experts is not None and index in config.experts.layers:
+            router_scores.append(frozen_product(normed_TD, weights[f"{layer}.mlp.gate.weight"]))
+            x_TD = x_TD + _experts_block(normed_TD, router_scores[-1], f"{layer}.mlp.experts", weights, config.experts)
+        else:
+            x_TD = x_TD + _dense_mlp(normed_TD, f"{layer}.mlp", weights, lora)
+    hidden_TD = rms_norm(x_TD, weights[f"{FINAL_NORM}.weight"], config.rms_norm_eps)
+    return Decoded(hidden_TD, tuple(router_scores))
 
 
 def logits_at(hidden_TD: Tensor, places: Sequence[int], weights: Weights, lora: Lora | None = None) -> Tensor:
@@ -112,13 +147,8 @@ def _attention_block(
     return linear(mixed_NTH.transpose(0, 1).reshape(num_tokens, -1), f"{name}.o_proj", weights, lora)
 
 
-def _mlp_block(x_TD: Tensor, index: int, weights: Weights, config: DecoderConfig, lora: Lora) -> Tensor:
-    """One MLP for every token, or in a layer with experts the few that each token takes."""
-    name = f"{layer_name(index)}.mlp"
-    if config.experts is not None and index in config.experts.layers:
-        router_ED, gate_up = weights[f"{name}.gate.weight"], weights[f"{name}.experts.gate_up_proj"]
-        return experts_mlp(x_TD, router_ED, gate_up, weights[f"{name}.experts.down_proj"], config.experts)
-    return _dense_mlp(x_TD, name, weights, lora)
+def _experts_block(x_TD: Tensor, scores_TE: Tensor, name: str, weights: Weights, experts: Experts) -> Tensor:
+    return experts_mlp(x_TD, scores_TE, weights[f"{name}.gate_up_proj"], weights[f"{name}.down_proj"], experts)
 
 
 def _dense_mlp(x_TD: Tensor, name: str, weights: Weights, lora: Lora) -> Tensor:

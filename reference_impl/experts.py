@@ -1,7 +1,7 @@
 """A layer of gated experts of which each token takes a few (Shazeer et al. 2017; Qwen3 technical report, 2025).
 
-Only what the forward pass computes: the auxiliary loss that keeps the load of experts even is no part of the oracle's
-loss yet.
+Only what the forward pass computes: the auxiliary loss that keeps the load of experts even is in
+:mod:`reference_impl.router_loss`.
 
 Legend: T tokens, C tokens that chose an expert, D model width, E experts, X experts per token.
 """
@@ -48,15 +48,15 @@ class Experts:
             raise ValueError(f"{self.per_token} experts per token: a layer has {self.count}")
 
 
-def experts_mlp(x_TD: Tensor, router_ED: Tensor, gate_up: Tensor, down: Tensor, experts: Experts) -> Tensor:
+def experts_mlp(x_TD: Tensor, scores_TE: Tensor, gate_up: Tensor, down: Tensor, experts: Experts) -> Tensor:
     """``y_t = sum_e share_te down_e(silu(gate_e(x_t)) * up_e(x_t))`` over the X experts of largest share.
 
-    Shares are the softmax of the router over all E experts, divided by the sum of the chosen ones if the decoder says
-    so.
+    Shares are the softmax of the router's scores over all E experts, divided by the sum of the chosen ones if the
+    decoder says so.
 
     Args:
         x_TD: Input, float64.
-        router_ED: Weight of the router.
+        scores_TE: What the router makes of the input.
         gate_up: For each expert its gate's rows and then those of its up projection, [E, 2 * intermediate, D].
         down: Down projection of each expert, [E, D, intermediate].
         experts: Their number, and how shares are taken.
@@ -64,7 +64,7 @@ def experts_mlp(x_TD: Tensor, router_ED: Tensor, gate_up: Tensor, down: Tensor, 
     Returns:
         Output, float64, [T, D].
     """
-    shares_TE = frozen_product(x_TD, router_ED).softmax(dim=-1)
+    shares_TE = scores_TE.softmax(dim=-1)
     shares_TX, chosen_TX = shares_TE.topk(experts.per_token, dim=-1)
     if experts.shares_sum_to_one:
         shares_TX = shares_TX / shares_TX.sum(dim=-1, keepdim=True)

@@ -46,6 +46,8 @@ def gradients_of(loss: Tensor, parameters: Mapping[str, Tensor], *, some_unused:
     Returns:
         Gradients shaped like the parameters.
     """
+    if some_unused and not loss.requires_grad:
+        return {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     inputs = list(parameters.values())
     found = torch.autograd.grad(loss, inputs, allow_unused=some_unused, materialize_grads=some_unused)
     return dict(zip(parameters, found, strict=True))

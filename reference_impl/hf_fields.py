@@ -124,8 +124,8 @@ def read_experts(config: HfConfig) -> Experts:
     """
     if config.get("output_router_logits"):
         raise ValueError(
-            "output_router_logits is True: the auxiliary loss of the router, which it adds, is not computed by the "
-            "oracle; set it to False"
+            "output_router_logits is True: the auxiliary loss of the router, which it adds, is not computed in the "
+            "oracle's step; set it to False, and take that loss from reference_impl.router_loss"
         )
     counts = {int(config[name]) for name in ("num_experts", "num_local_experts") if config.get(name) is not None}
     if len(counts) != 1:

@@ -21,8 +21,8 @@ from reference_impl.config import DecoderConfig
 from reference_impl.gradients import Gradients, added, gradients_of, leaves, named_factors
 from reference_impl.groups import Group, unpack
 from reference_impl.logps import completion_logps
-from reference_impl.lora import Lora
-from reference_impl.parameters import Weights
+from reference_impl.lora import Lora, check_lora
+from reference_impl.parameters import Weights, check_weights
 from reference_impl.preference import Preference
 from reference_impl.ref_policy import AdaptersOff, PerTokenLogps, RefPolicy, check_ref_policy, ref_logps_by_group
 
@@ -94,6 +94,8 @@ def oracle_step(
     if gradients and not lora:
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
 
+    check_lora(lora, config)
+    check_weights(weights, config)
     ref_logps = _ref_logps(chosen_objective, ref_policy, groups, weights, config)
     policy = leaves(lora, requires_grad=gradients)
     shares = (

@@ -19,6 +19,10 @@ def parts(count: int = 5, width: int = 4, inner: int = 3) -> tuple[torch.Tensor,
     return normal(count, width, seed=1), normal(count, 2 * inner, width, seed=2), normal(count, width, inner, seed=3)
 
 
+def of_router(x: torch.Tensor, router: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: Experts):
+    return experts_mlp(x, x @ router.T, gate_up, down, experts)
+
+
 def one_token(x: np.ndarray, router: np.ndarray, gate_up: np.ndarray, down: np.ndarray, experts: Experts) -> np.ndarray:
     """The definition for one token, expert by expert."""
     scores = router @ x
@@ -37,7 +41,7 @@ def one_token(x: np.ndarray, router: np.ndarray, gate_up: np.ndarray, down: np.n
 def test_each_token_gets_the_weighted_sum_of_its_experts(per_token, shares_sum_to_one) -> None:
     experts = Experts(**{**SIZES, "per_token": per_token, "shares_sum_to_one": shares_sum_to_one})
     x, weights = normal(7, 4), parts()
-    actual = experts_mlp(x, *weights, experts)
+    actual = of_router(x, *weights, experts)
     for token in range(7):
         expected = one_token(x[token].numpy(), *(weight.numpy() for weight in weights), experts)
         np.testing.assert_allclose(actual[token].numpy(), expected, rtol=0, atol=1e-13)
@@ -45,7 +49,7 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(per_token, shares_sum_t
 
 def test_derivatives_reach_the_input_through_shares_and_experts() -> None:
     experts, weights = Experts(**SIZES), parts()
-    assert torch.autograd.gradcheck(lambda x: experts_mlp(x, *weights, experts), normal(3, 4).requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: of_router(x, *weights, experts), normal(3, 4).requires_grad_())
 
 
 @pytest.mark.parametrize(
