@@ -116,7 +116,7 @@ def gradient_support(backend: str, device_type: str) -> tuple[bool, str]:
     return True, ""
 
 
-def causal_lm(model: nn.Module) -> PreTrainedModel:
+def pretrained_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model within its wrappers (PEFT, DDP).
 
     Args:
@@ -132,6 +132,24 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
         if isinstance(module, PreTrainedModel):
             return module
     raise ValueError(f"{type(model).__name__} holds no transformers model: packed attention needs one")
+
+
+def causal_lm(model: nn.Module) -> PreTrainedModel:
+    """The transformers model within its wrappers, where it has an output head.
+
+    Args:
+        model: The model, wrapped or not.
+
+    Returns:
+        The outermost ``PreTrainedModel``.
+
+    Raises:
+        ValueError: There is none, or it gives no logits of tokens.
+    """
+    language_model = pretrained_model(model)
+    if language_model.get_output_embeddings() is None:
+        raise ValueError(f"{type(language_model).__name__} has no output head: log-probs need one")
+    return language_model
 
 
 @contextmanager
@@ -153,15 +171,15 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
             cannot be switched.
     """
     chosen = backend_named(backend)
-    language_model = causal_lm(model)
+    outermost = pretrained_model(model)
     modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     configs = list({id(module.config): module.config for module in modules}.values())
-    layer_windows(language_model)
+    layer_windows(outermost)
     before = [config._attn_implementation for config in configs]
     with _registered(chosen):
         try:
             if set(before) != {chosen.implementation}:
-                language_model.set_attn_implementation(chosen.implementation)
+                outermost.set_attn_implementation(chosen.implementation)
             for config in configs:
                 if config._attn_implementation != chosen.implementation:
                     raise ValueError(

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from packed_impl.groups import Group, TokenIds, check_groups, completions
+from packed_impl.groups import Group, Mask, TokenIds, check_groups, masked_completions
 from packed_impl.layout import PackedLayout, pack
-
-Mask = tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,13 @@ class BranchPlan:
     two these are ``a b`` and ``c``, and the completions are branches 0 1 2 1.
 
     Args:
-        micro_batches: Packed branches; branch numbers run through them.
+        groups: The branches of each micro-batch; branch numbers run through them.
+        micro_batches: The same, packed.
         counts: Number of supervised tokens of each branch; int64, [U].
         branch_of_completion: Branch number of each completion, in the standard order; int64, [K].
     """
 
+    groups: tuple[MicroBatch, ...]
     micro_batches: tuple[PackedLayout, ...]
     counts: Tensor
     branch_of_completion: Tensor
@@ -74,7 +74,7 @@ def plan_branches(groups: Sequence[Group], branches_per_micro_batch: int, *, lay
     branches_of: dict[TokenIds, dict[tuple[TokenIds, Mask], None]] = {}
     for index, group in enumerate(groups):
         _check_distinct(index, group)
-        branches_of.setdefault(group.prompt_ids, {}).update(dict.fromkeys(_masked_responses(group)))
+        branches_of.setdefault(group.prompt_ids, {}).update(dict.fromkeys(masked_completions(group)))
     micro_batches = []
     for prompt_ids, branches in branches_of.items():
         for start in range(0, len(branches), branches_per_micro_batch):
@@ -83,35 +83,13 @@ def plan_branches(groups: Sequence[Group], branches_per_micro_batch: int, *, lay
     keys = [(prompt_ids, *branch) for prompt_ids, branches in branches_of.items() for branch in branches]
     number_of = {key: number for number, key in enumerate(keys)}
     return BranchPlan(
+        tuple(micro_batches),
         tuple(pack([micro_batch], layout=layout) for micro_batch in micro_batches),
         torch.tensor([sum(mask) for _, _, mask in keys]),
-        torch.tensor([number_of[group.prompt_ids, *branch] for group in groups for branch in _masked_responses(group)]),
+        torch.tensor(
+            [number_of[group.prompt_ids, *branch] for group in groups for branch in masked_completions(group)]
+        ),
     )
-
-
-def completion_name(groups: Sequence[Group], completion: int) -> str:
-    """Where a completion is, as ``group 2, negatives[0]``.
-
-    Args:
-        groups: The batch.
-        completion: Its number in the standard order.
-
-    Returns:
-        The name.
-    """
-    names = [
-        f"group {index}, {side}[{place}]"
-        for index, group in enumerate(groups)
-        for side, responses in (("positives", group.positives), ("negatives", group.negatives))
-        for place in range(len(responses))
-    ]
-    return names[completion]
-
-
-def _masked_responses(group: Group) -> list[tuple[TokenIds, Mask]]:
-    responses = completions(group)
-    masks = group.completion_masks or tuple((True,) * len(response) for response in responses)
-    return list(zip(responses, masks, strict=True))
 
 
 def _check_distinct(index: int, group: Group) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 TokenIds = tuple[int, ...]
+Mask = tuple[bool, ...]
 
 
 class Group(Protocol):
@@ -34,7 +35,7 @@ class Group(Protocol):
         ...
 
     @property
-    def completion_masks(self) -> tuple[tuple[bool, ...], ...]:
+    def completion_masks(self) -> tuple[Mask, ...]:
         """Which tokens of each response are supervised, positives first; ``()`` where all of them are."""
         ...
 
@@ -42,6 +43,32 @@ class Group(Protocol):
 def completions(group: Group) -> tuple[TokenIds, ...]:
     """The responses in the order used everywhere: positives before negatives."""
     return (*group.positives, *group.negatives)
+
+
+def masked_completions(group: Group) -> list[tuple[TokenIds, Mask]]:
+    """Each response with its mask, which is spelt out where the group leaves it out."""
+    responses = completions(group)
+    masks = group.completion_masks or tuple((True,) * len(response) for response in responses)
+    return list(zip(responses, masks, strict=True))
+
+
+def completion_name(groups: Sequence[Group], completion: int) -> str:
+    """Where a completion is, as ``group 2, negatives[0]``.
+
+    Args:
+        groups: The batch.
+        completion: Its number in the standard order.
+
+    Returns:
+        The name.
+    """
+    names = [
+        f"group {index}, {side}[{place}]"
+        for index, group in enumerate(groups)
+        for side, responses in (("positives", group.positives), ("negatives", group.negatives))
+        for place in range(len(responses))
+    ]
+    return names[completion]
 
 
 def group_sizes(groups: Sequence[Group]) -> list[tuple[int, int]]:

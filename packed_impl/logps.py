@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from packed_impl.attention import causal_lm
 from packed_impl.layout import PackedLayout
 
+DEFAULT_LOGIT_CHUNK = 1024
+
 
 class _HeadTap:
     """Narrows the input of the output head to the first chunk of predictors and keeps what passes by."""
@@ -64,8 +66,6 @@ def completion_logps(
         raise ValueError(f"logit_chunk is {logit_chunk}: at least one predictor has to fit")
     language_model = causal_lm(model)
     head = language_model.get_output_embeddings()
-    if head is None:
-        raise ValueError(f"{type(language_model).__name__} has no output head: log-probs need one")
     device = language_model.device
     tap = _HeadTap(layout.token_rows.to(device), layout.predictor_slots.to(device), logit_chunk)
     with ExitStack() as hooks:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from packed_impl.attention import attention_implementation, backend_named, causal_lm, gradient_support
-from packed_impl.frozen_policy import frozen_policy
+from packed_impl.attention import attention_implementation, backend_named
+from packed_impl.forward import check_gradients, layout_logps
 from packed_impl.groups import check_negatives, group_sizes
-from packed_impl.layout import Group, PackedLayout, pack
-from packed_impl.logps import completion_logps
+from packed_impl.layout import Group, pack
+from packed_impl.logps import DEFAULT_LOGIT_CHUNK
 from packed_impl.objectives import SFT_MEANS, sft_mean, supervised_counts, supervised_sums
 from packed_impl.preference import PreferenceObjective
-from packed_impl.windows import layer_windows
-
-DEFAULT_LOGIT_CHUNK = 1024
+from packed_impl.reference_policy import ADAPTERS_OFF, ReferencePolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,66 +51,6 @@ class SftLoss:
     loss: Tensor
     per_token_logps: list[Tensor]
     num_supervised: int
-
-
-def layout_logps(
-    model: nn.Module, layout: PackedLayout, *, backend: str, logit_chunk: int = DEFAULT_LOGIT_CHUNK
-) -> list[Tensor]:
-    """Log-probs of every completion of a packed layout.
-
-    Args:
-        model: The causal LM, wrapped or not.
-        layout: The packed rows.
-        backend: One of ``attention.BACKENDS``.
-        logit_chunk: Number of completion tokens whose logits exist at one time.
-
-    Returns:
-        One 1-D tensor per completion, in the standard order, on the model's device.
-
-    Raises:
-        ValueError: An unknown backend, gradients asked of a backend that has none on the model's device, gradient
-            checkpointing without an outer ``attention_implementation``, or a model that cannot be run packed.
-    """
-    check_gradients(model, backend)
-    with attention_implementation(model, backend):
-        return _logps(model, layout, backend, logit_chunk)
-
-
-def _logps(model: nn.Module, layout: PackedLayout, backend: str, logit_chunk: int) -> list[Tensor]:
-    """One pass of a model whose attention is that of the backend."""
-    language_model = causal_lm(model)
-    model_kwargs = backend_named(backend).model_kwargs(
-        layout.forests, language_model.device, language_model.dtype, layer_windows(language_model)
-    )
-    logps_C = completion_logps(model, layout, model_kwargs, logit_chunk=logit_chunk)
-    return list(torch.split(logps_C, list(layout.completion_lengths)))
-
-
-def check_gradients(model: nn.Module, backend: str) -> None:
-    """Refuse gradients that would be missing or wrong.
-
-    Args:
-        model: The causal LM, wrapped or not.
-        backend: One of ``attention.BACKENDS``.
-
-    Raises:
-        ValueError: Gradients are on, and the backend has none on the model's device, or gradient checkpointing would
-            compute them through another attention.
-    """
-    if not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in model.parameters()):
-        return
-    language_model = causal_lm(model)
-    supported, reason = gradient_support(backend, language_model.device.type)
-    if not supported:
-        raise ValueError(f"backend {backend!r}: {reason}; use torch.no_grad() or another backend")
-    switched = language_model.config._attn_implementation != backend_named(backend).implementation
-    if not switched or not model.training:
-        return
-    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        raise ValueError(
-            "gradient checkpointing computes the forward pass again during the backward pass, when the attention of "
-            f"backend {backend!r} would be switched off: enter attention_implementation(model, {backend!r}) around both"
-        )
 
 
 def per_token_logps(
@@ -155,12 +94,13 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     objective: str = "sigmoid",
     nll_weight: float | None = None,
+    reference: ReferencePolicy = ADAPTERS_OFF,
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
 ) -> PackedLoss:
-    """The loss of a batch under a preference objective; the frozen policy is the model with its adapter off.
+    """The loss of a batch under a preference objective.
 
     Args:
-        model: The PEFT-wrapped causal LM.
+        model: The causal LM, wrapped or not.
         groups: Groups with at least one positive and one negative each; a pair is 1+1.
         backend: One of ``attention.BACKENDS``.
         layout: One of ``layout.LAYOUTS``.
@@ -169,24 +109,26 @@ def dpo_loss(
         label_smoothing: At least 0 and below 0.5; 0 for an objective without it.
         objective: One of ``preference.PREFERENCES``.
         nll_weight: Weight of the positives' NLL, at least 0; None for 1 under "rpo" and GroupDPO, else 0.
+        reference: The frozen policy.
         logit_chunk: Number of completion tokens whose logits exist at one time.
 
     Returns:
         The loss and its parts.
 
     Raises:
-        ValueError: A group without a negative, a model without an adapter that is on, or as ``PreferenceObjective``,
-            ``layout.pack`` and ``layout_logps``.
+        ValueError: A group without a negative, or as ``PreferenceObjective``, the reference policy, ``layout.pack``
+            and ``layout_logps``.
     """
     preference = PreferenceObjective(objective, beta, label_smoothing, nll_weight)
     check_negatives(groups, objective)
     backend_named(backend)
     packed = pack(groups, layout=layout, rows=rows)
     check_gradients(model, backend)
+    forward = partial(layout_logps, backend=backend, logit_chunk=logit_chunk)
     with attention_implementation(model, backend):
-        with frozen_policy(model):
-            ref = _logps(model, packed, backend, logit_chunk)
-        policy = _logps(model, packed, backend, logit_chunk)
+        with reference.frozen(model, groups, forward) as ref_logps:
+            ref = ref_logps(groups, packed)
+        policy = forward(model, packed)
     supervised_C = packed.supervised.to(policy[0].device)
     logp_sums_K, ref_logp_sums_K = (
         supervised_sums(torch.cat(logps), supervised_C, packed.completion_lengths) for logps in (policy, ref)

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from packed_impl.attention import attention_implementation, backend_named, causal_lm
-from packed_impl.branches import BranchPlan, completion_name, plan_branches
-from packed_impl.frozen_policy import frozen_policy
-from packed_impl.groups import Group, check_negatives, group_sizes
+from packed_impl.branches import BranchPlan, plan_branches
+from packed_impl.forward import check_gradients, layout_logps
+from packed_impl.groups import Group, check_negatives, completion_name, group_sizes
 from packed_impl.layout import PackedLayout
+from packed_impl.logps import DEFAULT_LOGIT_CHUNK
 from packed_impl.objectives import supervised_sums
 from packed_impl.preference import PreferenceObjective, PreferenceTerms
-from packed_impl.step import DEFAULT_LOGIT_CHUNK, check_gradients, layout_logps
+from packed_impl.reference_policy import ADAPTERS_OFF, ReferencePolicy
 
 REPLAY_EPSILONS = 8
 
@@ -62,6 +63,7 @@ def two_pass_step(
     nll_weight: float | None = None,
     branches_per_micro_batch: int,
     replay_tolerance: float | None = None,
+    reference: ReferencePolicy = ADAPTERS_OFF,
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
 ) -> TwoPassStep:
     """Add the gradients of `step.dpo_loss` to ``.grad``, with the activations of one micro-batch alive at a time.
@@ -70,7 +72,7 @@ def two_pass_step(
     its coefficients add up. A step that fails leaves every ``.grad`` as it was.
 
     Args:
-        model: The PEFT-wrapped causal LM.
+        model: The causal LM, wrapped or not.
         groups: Groups with at least one positive and one negative each.
         backend: One of ``attention.BACKENDS``.
         layout: One of ``layout.LAYOUTS``.
@@ -82,6 +84,7 @@ def two_pass_step(
         replay_tolerance: How far the mean log-prob of a response's supervised tokens may move between the two passes:
             in nats, times the mean log-prob where that is larger than 1. None for ``REPLAY_EPSILONS`` epsilons of the
             model's dtype, or of float32 for float64: norms and angles of transformers' models are float32 always.
+        reference: The frozen policy.
         logit_chunk: Number of completion tokens whose logits exist at one time.
 
     Returns:
@@ -95,11 +98,20 @@ def two_pass_step(
     check_negatives(groups, objective)
     backend_named(backend)
     plan = plan_branches(groups, branches_per_micro_batch, layout=layout)
-    run = partial(_logp_sums, model, backend=backend, logit_chunk=logit_chunk)
+    forward = partial(layout_logps, backend=backend, logit_chunk=logit_chunk)
+
+    def run(micro_batch: PackedLayout) -> Tensor:
+        return _logp_sums(forward(model, micro_batch), micro_batch)
+
     with attention_implementation(model, backend), torch.enable_grad():
         check_gradients(model, backend)
-        with frozen_policy(model):
-            ref_logp_sums_U = torch.cat([run(micro_batch) for micro_batch in plan.micro_batches])
+        with reference.frozen(model, groups, forward) as ref_logps:
+            ref_logp_sums_U = torch.cat(
+                [
+                    _logp_sums(ref_logps([branches], micro_batch), micro_batch)
+                    for branches, micro_batch in zip(plan.groups, plan.micro_batches, strict=True)
+                ]
+            )
         with torch.no_grad():
             logp_sums_U = torch.cat([run(micro_batch) for micro_batch in plan.micro_batches])
         terms, coefficients_U = coefficients(logp_sums_U, ref_logp_sums_U, plan, group_sizes(groups), preference)
@@ -205,9 +217,9 @@ def default_replay_tolerance(dtype: torch.dtype) -> float:
     return REPLAY_EPSILONS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
 
 
-def _logp_sums(model: nn.Module, packed: PackedLayout, *, backend: str, logit_chunk: int) -> Tensor:
+def _logp_sums(logps: Sequence[Tensor], packed: PackedLayout) -> Tensor:
     """Log-prob of each packed completion, summed over its supervised tokens; [b]."""
-    logps_C = torch.cat(layout_logps(model, packed, backend=backend, logit_chunk=logit_chunk))
+    logps_C = torch.cat(list(logps))
     return supervised_sums(logps_C, packed.supervised.to(logps_C.device), packed.completion_lengths)
 
 

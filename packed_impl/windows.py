@@ -50,7 +50,7 @@ def layer_windows(model: PreTrainedModel) -> LayerWindows:
     """Find the windows of a model's layers.
 
     Args:
-        model: The causal LM, without wrappers.
+        model: The model, without wrappers.
 
     Returns:
         The window of each layer type.

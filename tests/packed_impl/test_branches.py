@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packed_impl.branches import completion_name, plan_branches
+from packed_impl.branches import plan_branches
+from packed_impl.groups import completion_name
 from packed_impl.layout import LAYOUTS
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 
 from packed_impl.attention import causal_lm
+from packed_impl.forward import layout_logps
 from packed_impl.layout import pack
-from packed_impl.step import layout_logps, per_token_logps
+from packed_impl.step import per_token_logps
 
 Build = Callable[..., nn.Module]
 

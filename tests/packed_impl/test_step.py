@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from packed_impl.adapters import adapters_off
 from packed_impl.attention import BACKENDS, attention_implementation
 from packed_impl.forest import Forest
-from packed_impl.frozen_policy import frozen_policy
+from packed_impl.forward import layout_logps
 from packed_impl.layout import LAYOUTS, ROWS, pack
-from packed_impl.step import dpo_loss, layout_logps, per_token_logps, sft_loss
+from packed_impl.step import dpo_loss, per_token_logps, sft_loss
 
 Build = Callable[..., nn.Module]
 Unpacked = Callable[..., list[Tensor]]
@@ -244,10 +245,10 @@ def test_adapters_are_after_the_frozen_policy_as_they_were_before(tiny_model: Bu
     layers[0].enable_adapters(False)
     model.train()
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    with frozen_policy(model):
+    with adapters_off(model):
         assert all(layer.disable_adapters for layer in layers)
         assert not torch.is_grad_enabled()
-    with suppress(KeyError), frozen_policy(model):
+    with suppress(KeyError), adapters_off(model):
         raise KeyError
     assert [layer.disable_adapters for layer in layers] == [True, *(False for _ in layers[1:])]
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
