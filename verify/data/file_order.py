@@ -18,6 +18,7 @@ from verify.data.length_statistics import Ints
 _SOURCE_COLUMNS = ("source", "dataset")
 """Columns that say where a row was taken from; the first that a row has counts."""
 
+_ANY_SOURCE_COLUMN = frozenset(_SOURCE_COLUMNS)
 _SOURCE_LENGTH = 200
 _MOST_SOURCES = 1000
 """More different values are no sources but something else."""
@@ -47,6 +48,8 @@ class Alikeness:
 
 def source_of(columns: Mapping[str, Any]) -> str | None:
     """Where a row says that it was taken from."""
+    if _ANY_SOURCE_COLUMN.isdisjoint(columns):
+        return None
     for name in _SOURCE_COLUMNS:
         if type(columns.get(name)) is str:
             return str(columns[name])[:_SOURCE_LENGTH]

@@ -55,10 +55,10 @@ class CharacterMeasure:
         prompt, chosen, rejected, place = pair
         if chosen == rejected:
             return UnusableRow(Reason.IDENTICAL_RESPONSES, place, "chosen and rejected are the same text")
-        sizes = [len(turns[0][1]) if len(turns) == 1 else _characters(turns) for turns in (prompt, chosen, rejected)]
+        in_prompt, in_chosen, in_rejected = _characters(prompt), _characters(chosen), _characters(rejected)
         if self.per_token is not None:
-            sizes = [self._tokens(size) for size in sizes]
-        return GroupSizes(sizes[0], (sizes[1],), (sizes[2],))
+            in_prompt, in_chosen, in_rejected = map(self._tokens, (in_prompt, in_chosen, in_rejected))
+        return GroupSizes(in_prompt, (in_chosen,), (in_rejected,))
 
     def _group_sizes(self, row: PromptAndResponses) -> GroupSizes | UnusableRow:
         group = as_group(row)
@@ -78,7 +78,10 @@ class CharacterMeasure:
 def _characters(text: Turns | str) -> int:
     if isinstance(text, str):
         return len(text)
-    return sum([len(content) for _, content in text])
+    characters = 0
+    for _, content in text:  # runs three times for each row of a file, and sum() takes twice as long
+        characters += len(content)
+    return characters
 
 
 @dataclass(frozen=True, slots=True)

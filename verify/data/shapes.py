@@ -31,6 +31,7 @@ from verify.data.violations import Reason, UnusableRow
 
 CONTEXT_COLUMNS = ("image", "images", "image_path", "tools", "chat_template_kwargs")
 """Columns that a trainer may feed to the model beside the text. They are left out here, and the result says so."""
+_ANY_CONTEXT_COLUMN = frozenset(CONTEXT_COLUMNS)
 
 _TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "images", "reasoning_content", "thinking")
 """Fields of a turn that chat templates render; a turn that fills one is more than role and content."""
@@ -331,12 +332,9 @@ def _is_without_responses(row: Row) -> bool:
 
 def left_out_columns(row: Row) -> tuple[str, ...]:
     """The `CONTEXT_COLUMNS` that a row fills, and that its pair leaves out."""
-    return tuple(name for name in _context_columns(tuple(row.columns)) if row.columns[name])
-
-
-@lru_cache(maxsize=64)
-def _context_columns(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in CONTEXT_COLUMNS if name in names)
+    if _ANY_CONTEXT_COLUMN.isdisjoint(row.columns):
+        return ()
+    return tuple(name for name in CONTEXT_COLUMNS if row.columns.get(name))
 
 
 def _turns(row: Row, column: str) -> Turns:
