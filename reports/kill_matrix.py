@@ -27,6 +27,7 @@ ExactCheckName = Literal[
     "repeat",
     "normalisation",
     "own-objective",
+    "optimizer-steps",
     "no-cross-attention",
     "no-boundary-target",
     "no-padding-in-loss",

@@ -33,6 +33,7 @@ EXACT_LETTERS: dict[ExactCheckName, str] = {
     "repeat": "t",
     "normalisation": "n",
     "own-objective": "o",
+    "optimizer-steps": "s",
     "no-cross-attention": "X",
     "no-boundary-target": "B",
     "no-padding-in-loss": "P",

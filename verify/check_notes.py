@@ -51,6 +51,8 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
         notes.append(f"a large model: of the exact checks only {names}, which take few passes of it")
     elif not options.full and not options.subjects and not options.backends:
         notes.append(f"left out to be quick, and judged with --full: {', '.join(ONLY_IN_FULL)}")
+    if not prepared.reduced and not options.full:
+        notes.append("of the exact checks optimizer-steps ran on pairs alone; --full puts it to every kind of case")
     if options.policy is not None:
         notes.append(f"tolerances are those of {options.policy.name}, not the default policy")
     if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):

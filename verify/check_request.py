@@ -14,7 +14,7 @@ import torch
 from reports.record import Environment, Record
 from verify.check_cases import choose_cases, data_record
 from verify.check_notes import notes_of
-from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES
+from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
 from verify.environment import read_environment
 from verify.garbage import seldom_collected
@@ -137,15 +137,17 @@ class PreparedCheck:
     @property
     def checks(self) -> tuple[ExactCheck, ...]:
         """The exact checks."""
-        return _checks(self.reduced)
+        return _checks(self.options, self.reduced)
 
 
 def _with_planted(request: GateRequest, plantings: Plantings) -> GateRequest:
     return replace(request, subjects=(*request.subjects, *plantings.subjects))
 
 
-def _checks(reduced: bool) -> tuple[ExactCheck, ...]:
-    return FEW_PASSES if reduced else EXACT_CHECKS
+def _checks(options: CheckOptions, reduced: bool) -> tuple[ExactCheck, ...]:
+    if reduced:
+        return FEW_PASSES
+    return EXACT_CHECKS if options.full else QUICK_CHECKS
 
 
 def prepare_check(options: CheckOptions) -> PreparedCheck:
@@ -199,7 +201,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(
         options.jobs,
-        num_pieces=len(pieces_of(_with_planted(request, plantings), _checks(reduced))),
+        num_pieces=len(pieces_of(_with_planted(request, plantings), _checks(options, reduced))),
         num_threads=threads or torch.get_num_threads(),
         obstacle=why_one_process(subjects, device=options.device, large=large, fresh=options.fresh),
     )

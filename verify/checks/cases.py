@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
@@ -111,6 +111,34 @@ def check_cases(vocab_size: int, seed: int, preference: PreferenceName = "sigmoi
         objective_name="sft-example-mean",
     )
     return CheckCases({name: under(case, preference) for name, case in by_name.items()}, other_token)
+
+
+def rewrite(
+    groups: Sequence[PreferenceGroup], other_token: Mapping[int, int], token_ids: Collection[int]
+) -> tuple[PreferenceGroup, ...]:
+    """Groups of the same lengths with some tokens exchanged.
+
+    Args:
+        groups: The groups.
+        other_token: What a token becomes.
+        token_ids: The tokens that are exchanged, wherever they occur.
+
+    Returns:
+        New groups.
+    """
+
+    def edited(ids: TokenIds) -> TokenIds:
+        return tuple(other_token[token] if token in token_ids else token for token in ids)
+
+    return tuple(
+        replace(
+            group,
+            prompt_ids=edited(group.prompt_ids),
+            positives=tuple(map(edited, group.positives)),
+            negatives=tuple(map(edited, group.negatives)),
+        )
+        for group in groups
+    )
 
 
 def _case(name: CaseName, why: str, lengths: Sequence[_Lengths], ids: Sequence[int]) -> Case:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from verify.checks.absolute_positions import ABSOLUTE_POSITIONS
 from verify.checks.branch_isolation import BRANCH_ISOLATION
 from verify.checks.causality import CAUSALITY
-from verify.checks.check import ExactCheck
+from verify.checks.check import ExactCheck, ExactCheckName
 from verify.checks.group_isolation import GROUP_ISOLATION
 from verify.checks.normalisation import NORMALISATION
+from verify.checks.optimizer_steps import OPTIMIZER_STEPS
 from verify.checks.own_objective import OWN_OBJECTIVE
 from verify.checks.permutation import PERMUTATION
 from verify.checks.reach import REACH
@@ -34,12 +35,19 @@ EXACT_CHECKS: tuple[ExactCheck, ...] = (
     REPEAT,
     NORMALISATION,
     OWN_OBJECTIVE,
+    OPTIMIZER_STEPS,
     NO_CROSS_ATTENTION,
     NO_BOUNDARY_TARGET,
     NO_PADDING_IN_LOSS,
     POSITIONS_AS_UNPACKED,
     SAME_NUMBER_OF_TARGETS,
 )
+MANY_PASSES: tuple[ExactCheckName, ...] = ("optimizer-steps",)
+"""Each takes as many passes as all others together: of planted faults those run it that it is there for."""
+QUICK_CHECKS: tuple[ExactCheck, ...] = tuple(
+    replace(check, cases=("distinct-tokens",)) if check is OPTIMIZER_STEPS else check for check in EXACT_CHECKS
+)
+"""For a quick run: optimizer steps on pairs alone."""
 FEW_PASSES: tuple[ExactCheck, ...] = (
     replace(BRANCH_ISOLATION, cases=("distinct-tokens",)),
     ROW_MAP,

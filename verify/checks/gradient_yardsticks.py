@@ -26,8 +26,11 @@ from verify.tolerance import Policy
 
 _T = TypeVar("_T")
 
-_PADDED_FORMS = (VARIATIONS["padded-right"], VARIATIONS["padded-left"])
+PADDED_FORMS = (VARIATIONS["padded-right"], VARIATIONS["padded-left"])
 """One call for all sequences: with gradients a call for each would take longer than the check."""
+PADDED_AND_EAGER = (PADDED_FORMS[1], replace(PADDED_FORMS[0], name="eager-padded-right", attention="eager"))
+"""For a subject of any attention: eager softmax works in float32 in every dtype. Padded on the left it has rows without
+any key, which are not finite in float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +59,9 @@ def measure_gradients(
     objective: Objective,
     policy: Policy,
     seed: int,
+    forms: tuple[PairwiseSubject, ...] = PADDED_FORMS,
 ) -> GradientYardstick:
-    """Run the unpacked path on a batch of two groups or more: padded on either side, and the first group apart.
+    """Run the unpacked path on a batch of two groups or more in several forms, and in one with the first group apart.
 
     Args:
         model: The model.
@@ -67,6 +71,7 @@ def measure_gradients(
         objective: The objective, of the kind that the case asks for.
         policy: Factors and floors.
         seed: Seed of the passes.
+        forms: The forms, two at least; the first gives the values.
 
     Returns:
         What was computed, and the budgets.
@@ -75,9 +80,9 @@ def measure_gradients(
     def run(form: PairwiseSubject, groups: Sequence[PreferenceGroup]) -> Observation:
         return observe(form, model, groups, objective, apply_objective=apply_objective, seed=seed, baseline=baseline)
 
-    forms = {form.name: run(form, case.groups) for form in _PADDED_FORMS}
-    form = _PADDED_FORMS[0]
-    expected, parts = forms[form.name], (case.groups[:1], case.groups[1:])
+    observed = {form.name: run(form, case.groups) for form in forms}
+    form = forms[0]
+    expected, parts = observed[form.name], (case.groups[:1], case.groups[1:])
     # Norms work in float32 in every dtype, and a gradient that is scaled otherwise rounds otherwise.
     in_turn = _weighted(
         [
@@ -85,8 +90,8 @@ def measure_gradients(
             for share, part in zip(shares(case.objective_name, parts), parts, strict=True)
         ]
     )
-    forms["in turn"] = replace(expected, gradients=in_turn)
-    noise = noise_between(case, forms, lambda one, other: compare_observations(one, other, case.groups))
+    observed["in turn"] = replace(expected, gradients=in_turn)
+    noise = noise_between(case, observed, lambda one, other: compare_observations(one, other, case.groups))
     coefficients = 0.0
     if isinstance(objective, Preference):
         coefficients = coefficient_noise(

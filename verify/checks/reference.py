@@ -13,9 +13,10 @@ from torch import Tensor
 
 from verify.cases import Case
 from verify.checks.bench import Bench, Groups, flat
+from verify.checks.cases import rewrite
 from verify.checks.check import Measured
 from verify.checks.own_objective import reward_budgets
-from verify.checks.rewriting import Rewriting, hold_against_rewritings, rewrite
+from verify.checks.rewriting import Rewriting, hold_against_rewritings
 from verify.checks.yardsticks import measured
 from verify.models.lora import adapters_off
 from verify.observation import to_float64

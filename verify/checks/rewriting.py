@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from verify.cases import Case
 from verify.checks.bench import Bench, Groups, flat
+from verify.checks.cases import rewrite
 from verify.checks.check import Measured
 from verify.checks.places import ids_before, supervised_tokens
-from verify.groups import PreferenceGroup, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +69,4 @@ def hold_against_rewritings(
         num_differing=len(violations),
         worst=violations[0] if violations else "",
         ratio=math.inf if violations else 0.0,
-    )
-
-
-def rewrite(groups: Sequence[PreferenceGroup], other_token: Mapping[int, int], token_ids: Collection[int]) -> Groups:
-    """Groups of the same lengths with some tokens exchanged.
-
-    Args:
-        groups: The groups.
-        other_token: What a token becomes.
-        token_ids: The tokens that are exchanged, wherever they occur.
-
-    Returns:
-        New groups.
-    """
-
-    def edited(ids: TokenIds) -> TokenIds:
-        return tuple(other_token[token] if token in token_ids else token for token in ids)
-
-    return tuple(
-        replace(
-            group,
-            prompt_ids=edited(group.prompt_ids),
-            positives=tuple(map(edited, group.positives)),
-            negatives=tuple(map(edited, group.negatives)),
-        )
-        for group in groups
     )

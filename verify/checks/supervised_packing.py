@@ -15,13 +15,14 @@ import torch
 from verify.cases import Case
 from verify.checks.absolute_positions import hold_absolute_positions
 from verify.checks.bench import Bench, Groups, flat
+from verify.checks.cases import rewrite
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.checks.embedded import slots_exchanged
 from verify.checks.packed_rows import check_packed_rows
 from verify.checks.path_walk import walk_positions
 from verify.checks.places import all_places, completion_words, holders
 from verify.checks.reach import hold_against_paths
-from verify.checks.rewriting import Rewriting, hold_against_rewritings, rewrite
+from verify.checks.rewriting import Rewriting, hold_against_rewritings
 from verify.checks.targets import counted_targets, expected_targets
 from verify.subject import gradient_support, owns_loss
 

@@ -92,7 +92,8 @@ def _ones_where(place: Tensor, gradient: Tensor) -> Tensor:
     return gradient.masked_fill(place.to(gradient.device), 1.0)
 
 
-def _prompt_slots(rows: Rows) -> Tensor:
+def prompt_slots(rows: Rows) -> Tensor:
+    """Whether a slot belongs to a prompt; bool, [B, T, 1]."""
     in_prompt = [[piece.completion is None for piece in row for _ in piece.ids] for row in rows.rows]
     return torch.tensor(in_prompt)[..., None]
 
@@ -101,7 +102,7 @@ def prompt_cache_detached(honest: Activations, rows: Rows, module: str, output: 
     """Keys and values of the prompt come from a cache without a graph."""
     if not module.endswith(_KEYS_AND_VALUES):
         return output
-    return torch.where(_prompt_slots(rows).to(output.device), output.detach(), output)
+    return torch.where(prompt_slots(rows).to(output.device), output.detach(), output)
 
 
 def prompt_gradient_averaged(honest: Activations, rows: Rows, module: str, output: Tensor) -> Tensor:
@@ -109,7 +110,7 @@ def prompt_gradient_averaged(honest: Activations, rows: Rows, module: str, outpu
     if not module.endswith(_KEYS_AND_VALUES):
         return output
     halved = 0.5 * output + 0.5 * output.detach()
-    return torch.where(_prompt_slots(rows).to(output.device), halved, output)
+    return torch.where(prompt_slots(rows).to(output.device), halved, output)
 
 
 def rounded(where: str, honest: Activations, rows: Rows, module: str, output: Tensor) -> Tensor:

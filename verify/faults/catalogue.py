@@ -12,6 +12,7 @@ from verify.faults import (
     bins,
     examples,
     gradients,
+    kept,
     labels,
     larger_groups,
     layout,
@@ -51,6 +52,7 @@ _AS_PLANTED: tuple[Fault, ...] = (
     *examples.FAULTS,
     *labels.FAULTS,
     *bins.FAULTS,
+    *kept.FAULTS,
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
 """What every run can show, whatever its preference objective."""
@@ -65,6 +67,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS_OF_OBJECTIVES,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
+    *kept.MUTANTS,
     *other_objectives.MUTANTS,
     *two_pass.MUTANTS,
 )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from verify.checks.bench import Setting
 from verify.checks.cases import CaseName
-from verify.checks.catalogue import EXACT_CHECKS
-from verify.checks.check import Finding
+from verify.checks.catalogue import EXACT_CHECKS, MANY_PASSES
+from verify.checks.check import ExactCheck, Finding
 from verify.checks.run import measure_setting, run_checks
-from verify.faults.fault import Mutation
+from verify.faults.fault import Fault, Mutation
 from verify.faults.stages import StageName
 from verify.gate import GateRequest
 from verify.model_holder import ModelHolder
@@ -104,7 +104,21 @@ class ExactFaultWork:
         at, cases = self._at, frozenset(CASES_BY_STAGE[mutation.stage])
         subject = FaultySubject(mutation=mutation, cases=cases, forwards=at.forwards)
         begin(f"{dtype} exact checks: {subject.name}")
-        return run_checks(subject, EXACT_CHECKS, at.setting, at.holder)
+        return run_checks(subject, checks_for(mutation), at.setting, at.holder)
+
+
+def checks_for(mutation: Mutation) -> tuple[ExactCheck, ...]:
+    """The checks that a mutation is put to.
+
+    Args:
+        mutation: A fault or an equivalent mutant.
+
+    Returns:
+        All of them; of a fault without those of many passes that are not named for it.
+    """
+    if not isinstance(mutation, Fault):
+        return EXACT_CHECKS
+    return tuple(c for c in EXACT_CHECKS if c.name not in MANY_PASSES or c.name in mutation.must_kill)
 
 
 @dataclass(frozen=True, slots=True)

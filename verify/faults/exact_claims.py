@@ -111,6 +111,10 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "mask-of-first-holder", "labels-kept-by-text", "equal-examples-counted-once",
         "fifth-loss-and-later-left-out",
     ),
+    "optimizer-steps": (
+        "adapters-merged-once", "logits-kept-by-text", "keys-and-values-of-prompts-kept",
+        "coefficients-kept-by-text", "gradients-zeroed-by-each-micro-batch",
+    ),
     "no-cross-attention": (
         "examples-attend-to-those-before", "recurrent-state-over-examples", "convolution-over-examples",
     ),

@@ -57,6 +57,7 @@ class Mutation:
         bites_where: Cases on which it can make a difference.
         packing: The layout it is planted in.
         kinds: Kinds of case it is planted on.
+        remembers: Whether the replacement is handed a dict that lasts as long as its subject, as keyword ``kept``.
 
     Raises:
         ValueError: A part is of another type, the name is empty, or there is no such stage.
@@ -70,6 +71,7 @@ class Mutation:
     bites_where: Condition = EVERYWHERE
     packing: Packing = Packing()
     kinds: tuple[CaseKind, ...] = ("pairs",)
+    remembers: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

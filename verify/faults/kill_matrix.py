@@ -34,7 +34,7 @@ FAMILIES: dict[Check, str] = {
 """Checks that follow from one another count as one."""
 
 WITH_BUDGET: frozenset[ExactCheckName] = frozenset(
-    {"absolute-positions", "permutation", "normalisation", "own-objective"}
+    {"absolute-positions", "permutation", "normalisation", "own-objective", "optimizer-steps"}
 )
 """Exact checks that allow for rounding."""
 

@@ -40,16 +40,16 @@ def replayed(
 ) -> Terms:
     """Exact losses and rewards, with the gradient that changed coefficients [K] give."""
     by_sum = change(coefficients(honest, sums, ref_sums, batch, objective), batch)
-    return _with_coefficients(by_sum, honest(sums, ref_sums, batch, objective), sums, batch)
+    return with_coefficients(by_sum, honest(sums, ref_sums, batch, objective), sums, batch)
 
 
 def stale(honest: Objective, sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Preference) -> Terms:
     """Coefficients of a policy that is still the frozen one: all rewards are 0."""
     by_sum = coefficients(honest, ref_sums, ref_sums, batch, objective)
-    return _with_coefficients(by_sum, honest(sums, ref_sums, batch, objective), sums, batch)
+    return with_coefficients(by_sum, honest(sums, ref_sums, batch, objective), sums, batch)
 
 
-def _with_coefficients(by_sum: Tensor, terms: Terms, sums: Tensor, batch: Batch) -> Terms:
+def with_coefficients(by_sum: Tensor, terms: Terms, sums: Tensor, batch: Batch) -> Terms:
     """The losses of the groups, each with its share of ``sum_i c_i s_i`` as gradient."""
     sizes = [len(group.completions) for group in batch.groups]
     shares = torch.stack([part.sum() for part in torch.split(by_sum * (sums - sums.detach()), sizes)])

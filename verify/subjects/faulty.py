@@ -8,7 +8,7 @@ Shape letters: B rows, T slots, V vocabulary, N targets, K completions, G groups
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,6 +69,7 @@ class FaultySubject:
         layout: As in the contract of a subject.
         forwards: Passes without gradients that other subjects of the run may share.
         objectives: As in the contract of a subject.
+        kept: What a mutation that remembers keeps from call to call.
     """
 
     mutation: Mutation | None = None
@@ -78,6 +79,7 @@ class FaultySubject:
     layout: str = "packed"
     forwards: ForwardCache | None = field(default=None, compare=False, repr=False)
     objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
+    kept: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -151,6 +153,8 @@ class FaultySubject:
         if self.mutation is None:
             return honest_stages(Packing())
         replacement = self.mutation.replacement
+        if self.mutation.remembers:
+            replacement = partial(replacement, kept=self.kept)
         if self.calls_foreign_code:
             replacement = on_copies(self.name, replacement)
         return honest_stages(self.mutation.packing).replaced(self.mutation.stage, replacement)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from verify.checks.bench import Setting
-from verify.checks.cases import CheckCases, check_cases
+from verify.checks.cases import CheckCases
 from verify.checks.catalogue import EXACT_CHECKS
 from verify.checks.check import ExactCheck, Finding
-from verify.checks.run import run_checks
-from verify.checks.yardsticks import measure_yardsticks
+from verify.checks.run import measure_setting, run_checks
 from verify.groups import PreferenceGroup
 from verify.model_holder import ModelHolder
 from verify.models.lora import LoraSpec
@@ -51,12 +50,9 @@ def _holder(dtype: str) -> ModelHolder:
 
 @cache
 def _setting(dtype: str) -> Setting:
-    holder, cases, policy = _holder(dtype), check_cases(257, 0), load_policy(None)
-    names = [check.name for check in EXACT_CHECKS]
-    yardsticks = measure_yardsticks(
-        holder.model, holder.baseline, cases, names, dtype=dtype, objective=OBJECTIVE, policy=policy, seed=0
+    return measure_setting(
+        EXACT_CHECKS, _holder(dtype), dtype=dtype, objective=OBJECTIVE, policy=load_policy(None), seed=0
     )
-    return Setting(dtype=dtype, objective=OBJECTIVE, policy=policy, seed=0, cases=cases, yardsticks=yardsticks)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,8 @@ def not_put(subject: Subject) -> dict[str, str]:
         return reasons if isinstance(subject, FaultySubject) else reasons | NO_LOSS
     if subject.backend == "flex":
         reasons["reach"] = "FlexAttention has no backward pass on cpu"
+        first = {"block-diagonal": "the subject takes examples", "prefix-tree": "no responses of a prompt begin alike"}
+        reasons["optimizer-steps"] = first.get(subject.segments, reasons["reach"])
     if "examples" not in subject.takes:
         reasons |= dict.fromkeys(OF_EXAMPLES, "the subject takes pairs, groups")
     if subject.segments == "block-diagonal":

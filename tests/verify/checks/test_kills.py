@@ -22,13 +22,14 @@ KILLED_BY = {
     "repeat": "last-bit-differs-from-call-to-call",
     "normalisation": "coefficients-permuted",
     "own-objective": "beta-missing",
+    "optimizer-steps": "adapters-merged-once",
 }
 """A fault that each check kills; those below are the only exact checks that see theirs."""
 OF_EXAMPLES = {
     "no-cross-attention", "no-boundary-target", "no-padding-in-loss", "positions-as-unpacked", "same-number-of-targets",
 }  # fmt: skip
 """What they kill is in test_supervised_packing."""
-ONLY_IT = ("reach", "row-map", "repeat", "normalisation")
+ONLY_IT = ("reach", "row-map", "repeat", "normalisation", "optimizer-steps")
 
 
 def killed(names: tuple[str, ...]) -> dict[str, tuple[Mutation, set[str]]]:

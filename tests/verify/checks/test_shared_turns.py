@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from verify.checks.branch_isolation import BRANCH_ISOLATION
-from verify.checks.cases import CheckCases
+from verify.checks.cases import CheckCases, rewrite
 from verify.checks.causality import CAUSALITY
 from verify.checks.check import Finding
 from verify.checks.own_objective import OWN_OBJECTIVE
 from verify.checks.permutation import PERMUTATION
 from verify.checks.places import holders
 from verify.checks.reach import REACH
-from verify.checks.rewriting import rewrite
 from verify.checks.row_map import ROW_MAP
 from verify.groups import PreferenceGroup
 from verify.objective import Preference
