@@ -28,6 +28,7 @@ _NOTHING = 1e-12
 """RMS of a float64 gradient, relative to that of all, below which it is rounding."""
 _PlaceName = Callable[[int], str]
 _Values = npt.NDArray[np.float64]
+_Indices = npt.NDArray[np.intp]
 
 
 class StructureError(Exception):
@@ -80,7 +81,11 @@ class Comparison:
 
 
 def compare_observations(
-    actual: Observation, expected: Observation, groups: Sequence[PreferenceGroup], *, truth: Observation | None = None
+    actual: Observation,
+    expected: Observation,
+    groups: Sequence[PreferenceGroup],
+    *,
+    sizes: Mapping[str, float] | None = None,
 ) -> tuple[Comparison, ...]:
     """Compare every quantity that both sides hold.
 
@@ -88,8 +93,9 @@ def compare_observations(
         actual: Observation of a subject, or of a variation of the witness.
         expected: Observation of the oracle, or of the witness.
         groups: The case's groups, for naming places.
-        truth: The observation whose gradients differences are relative to, the oracle's; ``expected`` if None. A
-            gradient that cancels to nothing is rounding noise in every dtype, and no scale: only the oracle can tell.
+        sizes: What differences of gradients are relative to: the :func:`gradient_sizes` of the oracle; those of
+            ``expected`` if None. A gradient that cancels to nothing is rounding noise in every dtype, and no scale:
+            only the oracle can tell.
 
     Returns:
         One comparison for each vector quantity, and one for each LoRA tensor. Gradients are left out only where
@@ -110,7 +116,7 @@ def compare_observations(
             _compare_vectors("margins", [actual.margins], [expected.margins], *pair),
         ]
     comparisons.append(_compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], 1, _whole_place))
-    return (*comparisons, *_compare_gradients(actual, expected, truth or expected))
+    return (*comparisons, *_compare_gradients(actual, expected, sizes))
 
 
 def compare_logps(
@@ -133,7 +139,9 @@ def compare_logps(
     return _compare_vectors("per_token_logps", actual, expected, num_tokens, token_place(groups))
 
 
-def _compare_gradients(actual: Observation, expected: Observation, truth: Observation) -> tuple[Comparison, ...]:
+def _compare_gradients(
+    actual: Observation, expected: Observation, sizes: Mapping[str, float] | None
+) -> tuple[Comparison, ...]:
     if actual.gradients is None:
         if not actual.gradients_absent_because:
             raise StructureError("gradients are missing without a reason")
@@ -151,14 +159,20 @@ def _compare_gradients(actual: Observation, expected: Observation, truth: Observ
                 if names
             )
         )
-    return _compare_tensors(actual.gradients, expected.gradients, _sizes(truth.gradients or expected.gradients))
+    return _compare_tensors(actual.gradients, expected.gradients, sizes or gradient_sizes(expected.gradients))
 
 
-def _sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
+def gradient_sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
     """RMS of each tensor, by which its differences are divided; that of all tensors for one which is zero beside them.
 
     Attention over a single kind of token, or a single token, has no gradient at its queries and keys: what is there is
     rounding. Relative to itself, any other rounding would be infinitely far.
+
+    Args:
+        gradients: The gradients by name.
+
+    Returns:
+        As many sizes.
     """
     squares = {name: float(tensor.square().sum()) for name, tensor in gradients.items()}
     of_all = math.sqrt(sum(squares.values()) / max(1, sum(tensor.numel() for tensor in gradients.values())))
@@ -174,7 +188,7 @@ def _compare_vectors(
         raise StructureError(f"{quantity}: shapes {actual_shapes}; expected {expected_shapes}")
     if not expected_shapes:
         raise StructureError(f"{quantity}: empty, nothing would be compared")
-    a, e = (np.concatenate([tensor.numpy() for tensor in side]) for side in (actual, expected))
+    a, e = (torch.cat(list(side)).numpy() for side in (actual, expected))
     if num_values != a.size:
         raise StructureError(f"{quantity}: {a.size} values for {num_values} places")
     if e.size == 0:
@@ -183,7 +197,7 @@ def _compare_vectors(
         raise StructureError(f"{quantity}: the expected value itself is not finite")
     with np.errstate(all="ignore"):  # a subject's infinities and NaN are measured, not warned about
         difference = a - e
-        mean, mean_square = float(difference.mean()), float((difference * difference).mean())
+        mean, mean_square = (float(np.add.reduce(of)) / a.size for of in (difference, difference * difference))
     distance = np.abs(difference)
     return Comparison(
         quantity=quantity,
@@ -201,7 +215,7 @@ def _compare_vectors(
 
 
 def _compare_tensors(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes_of: Mapping[str, float]
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes: Mapping[str, float]
 ) -> tuple[Comparison, ...]:
     """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small."""
     for name, tensor in expected.items():
@@ -213,56 +227,78 @@ def _compare_tensors(
             raise StructureError(f"gradient of {name}: empty, nothing would be compared")
     a = torch.cat([actual[name].reshape(-1) for name in expected]).numpy()
     e = torch.cat([tensor.reshape(-1) for tensor in expected.values()]).numpy()
-    sizes = np.array([tensor.numel() for tensor in expected.values()])
-    starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    counts = np.array([tensor.numel() for tensor in expected.values()])
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     if not np.isfinite(e).all():
         first = int(np.searchsorted(starts, np.flatnonzero(~np.isfinite(e))[0], side="right")) - 1
         raise StructureError(f"gradient of {list(expected)[first]}: the expected value itself is not finite")
     all_finite = bool(np.isfinite(a).all())
-    difference = a - e
-    distance = np.abs(difference)
-    sums = {
-        "difference": np.add.reduceat(difference, starts),
-        "squared": np.add.reduceat(difference * difference, starts),
-        "actual": np.add.reduceat(a * a, starts),
-        "expected": np.add.reduceat(e * e, starts),
-        "product": np.add.reduceat(a * e, starts),
-    }
-    largest, peak = np.maximum.reduceat(distance, starts), np.maximum.reduceat(np.abs(e), starts)
+    measured = _measure_tensors(a, e, starts, counts, np.array([sizes[name] for name in expected]))
     comparisons = []
     for i, (name, tensor) in enumerate(expected.items()):
-        part = slice(int(starts[i]), int(starts[i] + sizes[i]))
-        norm_a, norm_e = math.sqrt(sums["actual"][i]), math.sqrt(sums["expected"][i])
-        root = math.sqrt(int(sizes[i]))
-        scale = _relative_to(norm_a, sizes_of[name])
-        place = _gradient_place(name, tensor.shape[-1])
-        worst = int(np.argmax(np.where(np.isnan(distance[part]), np.inf, distance[part])))
+        place, start, worst = _gradient_place(name, tensor.shape[-1]), int(starts[i]), measured.worst[i]
+        part = slice(start, start + tensor.numel())
         comparisons.append(
             Comparison(
                 quantity="gradients",
                 part=name,
-                num_compared=int(sizes[i]),
-                max=float(largest[i]) * scale,
-                rms=math.sqrt(sums["squared"][i]) / root * scale,
-                signed_mean=float(sums["difference"][i]) / (root * root) * scale,
-                cosine=float(sums["product"][i]) / (norm_a * norm_e) if norm_a > 0 and norm_e > 0 else math.nan,
-                norm_ratio=norm_a / norm_e if norm_e > 0 else math.nan,
-                peak=max(1.0, float(peak[i]) * scale) if norm_e > 0 else 1.0,
-                worst=(Place(place(worst), float(a[part][worst]), float(e[part][worst])),),
+                num_compared=tensor.numel(),
+                max=measured.max[i],
+                rms=measured.rms[i],
+                signed_mean=measured.signed_mean[i],
+                cosine=measured.cosine[i],
+                norm_ratio=measured.norm_ratio[i],
+                peak=measured.peak[i],
+                worst=(Place(place(worst - start), float(a[worst]), float(e[worst])),),
                 non_finite=None if all_finite else _first_non_finite(a[part], e[part], place),
             )
         )
     return tuple(comparisons)
 
 
-def _relative_to(norm_actual: float, size: float) -> float:
-    """Factor that makes a distance relative to the true tensor.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfTensors:
+    """As in :class:`Comparison`, one value for each tensor; ``worst`` counts from the start of all."""
+
+    max: list[float]
+    rms: list[float]
+    signed_mean: list[float]
+    cosine: list[float]
+    norm_ratio: list[float]
+    peak: list[float]
+    worst: list[int]
+
+
+def _measure_tensors(a: _Values, e: _Values, starts: _Indices, counts: _Indices, sizes: _Values) -> _OfTensors:
+    """Measure tensors that lie one behind the other in two vectors.
 
     Where all true gradients are zero there is no scale: equal zeros are at distance 0, anything else is infinitely far.
+
+    Args:
+        a: Actual values.
+        e: Expected values, finite.
+        starts: Where each tensor begins.
+        counts: How many values each has.
+        sizes: What the differences of each are divided by.
     """
-    if size > 0:
-        return 1 / size
-    return 0.0 if norm_actual == 0 else math.inf
+    with np.errstate(all="ignore"):  # a subject's infinities and NaN are measured, not warned about
+        difference, roots = a - e, np.sqrt(counts)
+        distance = np.abs(difference)
+        norms_a, norms_e = (np.sqrt(np.add.reduceat(side * side, starts)) for side in (a, e))
+        scales = np.where(sizes > 0, 1 / sizes, np.where(norms_a == 0, 0.0, math.inf))
+        known = np.where(np.isnan(distance), math.inf, distance)
+        largest = np.flatnonzero(known == np.repeat(np.maximum.reduceat(known, starts), counts))
+        cosines = np.add.reduceat(a * e, starts) / (norms_a * norms_e)
+        peaks = np.fmax(1.0, np.maximum.reduceat(np.abs(e), starts) * scales)
+        return _OfTensors(
+            max=(np.maximum.reduceat(distance, starts) * scales).tolist(),
+            rms=(np.sqrt(np.add.reduceat(difference * difference, starts)) / roots * scales).tolist(),
+            signed_mean=(np.add.reduceat(difference, starts) / (roots * roots) * scales).tolist(),
+            cosine=np.where((norms_a > 0) & (norms_e > 0), cosines, math.nan).tolist(),
+            norm_ratio=np.where(norms_e > 0, norms_a / norms_e, math.nan).tolist(),
+            peak=np.where(norms_e > 0, peaks, 1.0).tolist(),
+            worst=largest[np.searchsorted(largest, starts)].tolist(),
+        )
 
 
 def _gradient_place(name: str, columns: int) -> _PlaceName:
@@ -295,11 +331,12 @@ def token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
 
     A function, since names are made only for the few places that are shown.
     """
+    supervised = [group.supervised for group in groups]
 
     def name(index: int) -> str:
         rest = index
         for g, group in enumerate(groups):
-            for i, places in enumerate(group.supervised):
+            for i, places in enumerate(supervised[g]):
                 if rest < len(places):
                     token = places[rest]
                     predictor = "the last prompt token" if token == 0 else f"its token {token - 1}"

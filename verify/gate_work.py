@@ -16,7 +16,7 @@ from verify.cases import Case
 from verify.checks.bench import Setting
 from verify.checks.check import ExactCheck, Finding
 from verify.checks.run import measure_setting, run_checks
-from verify.comparison import Comparison, StructureError, compare_observations
+from verify.comparison import Comparison, StructureError, compare_observations, gradient_sizes
 from verify.decisions import Decisions, decide
 from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
@@ -215,10 +215,10 @@ def _run_case(
         raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
     witness = forms[WITNESS.name]
     del forms  # gradients of every form; at full size there is no room to keep them
-    subjects = []
+    subjects, expectations = [], _Expectations(expected, witness, gradient_sizes(expected.gradients or {}))
     for subject in request.subjects:
         begin(subject.name)  # also where it does not take the case, so that all steps add up
-        subjects.append(_run_subject(subject, case, run, expected, witness, holder))
+        subjects.append(_run_subject(subject, case, run, expectations, holder))
     return CaseRun(
         case=case,
         expected=replace(expected, gradients=None),
@@ -231,12 +231,24 @@ def _run_case(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Expectations:
+    """What a subject is compared with, and the sizes of the true gradients."""
+
+    oracle: Observation
+    witness: Observation
+    sizes: Mapping[str, float]
+
+
 def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
+    sizes = gradient_sizes(expected.gradients or {})
     return NoiseSample(
         case.name,
-        to_oracle={name: compare_observations(form, expected, case.groups) for name, form in forms.items()},
+        to_oracle={
+            name: compare_observations(form, expected, case.groups, sizes=sizes) for name, form in forms.items()
+        },
         between={
-            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups, truth=expected)
+            f"{one} against {other}": compare_observations(forms[one], forms[other], case.groups, sizes=sizes)
             for other, one in combinations(forms, 2)
         },
     )
@@ -246,8 +258,7 @@ def _run_subject(
     subject: Subject,
     case: Case,
     run: Callable[[Subject], Observation],
-    expected: Observation,
-    witness: Observation,
+    expectations: _Expectations,
     holder: ModelHolder,
 ) -> SubjectRun:
     name = subject.name
@@ -267,9 +278,10 @@ def _run_subject(
         settings_put_back=observation.settings_put_back,
         gradients_absent_because=observation.gradients_absent_because,
     )
+    witness, sizes = expectations.witness, expectations.sizes
     try:
-        to_oracle = compare_observations(observation, expected, case.groups)
-        to_witness = compare_observations(observation, witness, case.groups, truth=expected)
+        to_oracle = compare_observations(observation, expectations.oracle, case.groups, sizes=sizes)
+        to_witness = compare_observations(observation, witness, case.groups, sizes=sizes)
     except StructureError as error:
         return replace(kept, verdict=Verdict.FAIL, reason=str(error))
     decisions = decide(observation.margins, witness.margins) if len(witness.margins) else None

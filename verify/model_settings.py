@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from verify.module_walk import NamedModules
 
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_state = itemgetter("training", *_MODULE_HOOKS)
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -28,9 +30,8 @@ class _ParameterSettings:
 
     def hold(self, parameter: Any) -> bool:
         """Whether the parameter still has these settings."""
-        return bool(parameter.requires_grad) == self.requires_grad and self.hooks == tuple(
-            [getattr(parameter, kind) or {} for kind in _PARAMETER_HOOKS]
-        )
+        hooks = parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
+        return bool(parameter.requires_grad) == self.requires_grad and hooks == self.hooks
 
     def write(self, parameter: Any) -> None:
         parameter.requires_grad_(self.requires_grad)
@@ -41,51 +42,55 @@ class _ParameterSettings:
                 registered.update(hooks)
 
 
+_Switches = tuple[Any, Any]
+"""Whether PEFT's adapters are off, and whether activations are computed again; None where a module has no such thing.
+
+Either is an attribute of a module or of its class.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class _ModuleSettings:
-    """What would work on in whoever is judged next: mode, PEFT's switch, hooks, a replaced ``forward``, grad flags."""
+    """What would work on in whoever is judged next: mode, switches, hooks, a replaced ``forward``, grad flags.
 
-    training: bool
-    adapters_disabled: bool | None
-    gradient_checkpointing: bool | None
-    hooks: tuple[dict[int, Any], ...]
+    ``state`` is the mode and the hooks of each kind.
+    """
+
+    state: tuple[Any, ...]
+    switches: _Switches
     forward: Any
     parameters: dict[str, _ParameterSettings]
 
     @staticmethod
     def read(module: Any) -> _ModuleSettings:
+        training, *hooks = _state(vars(module))
         return _ModuleSettings(
-            training=module.training,
-            adapters_disabled=_attribute(module, "_disable_adapters"),
-            gradient_checkpointing=_attribute(module, "gradient_checkpointing"),
-            hooks=tuple(dict(getattr(module, kind)) for kind in _MODULE_HOOKS),
+            state=(training, *map(dict, hooks)),
+            switches=_switches(vars(module), _switches_of_class(type(module))),
             forward=vars(module).get("forward"),
             parameters={n: _ParameterSettings.read(p) for n, p in module._parameters.items() if p is not None},
         )
 
-    def hold(self, module: Any) -> bool:
+    def hold(self, module: Any, of_class: _Switches) -> bool:
         """Whether the module still has these settings; builds little, since most modules of most runs do."""
-        own = vars(module)
-        if (
-            module.training != self.training
-            or tuple([own[kind] for kind in _MODULE_HOOKS]) != self.hooks
-            or own.get("forward") != self.forward
-            or _attribute(module, "_disable_adapters") != self.adapters_disabled
-            or _attribute(module, "gradient_checkpointing") != self.gradient_checkpointing
-        ):
+        own = module.__dict__
+        if _state(own) != self.state or _switches(own, of_class) != self.switches or own.get("forward") != self.forward:
             return False
+        if not own["_parameters"] and not self.parameters:
+            return True
         parameters = {name: parameter for name, parameter in own["_parameters"].items() if parameter is not None}
         return parameters.keys() == self.parameters.keys() and all(
             before.hold(parameters[name]) for name, before in self.parameters.items()
         )
 
     def write(self, module: Any) -> None:
-        module.training = self.training
-        if self.adapters_disabled is not None:
-            module._disable_adapters = self.adapters_disabled
-        if self.gradient_checkpointing is not None:
-            module.gradient_checkpointing = self.gradient_checkpointing
-        for kind, hooks in zip(_MODULE_HOOKS, self.hooks, strict=True):
+        module.training, *all_hooks = self.state
+        disabled, checkpointing = self.switches
+        if disabled is not None:
+            module._disable_adapters = disabled
+        if checkpointing is not None:
+            module.gradient_checkpointing = checkpointing
+        for kind, hooks in zip(_MODULE_HOOKS, all_hooks, strict=True):
             registered = getattr(module, kind)
             registered.clear()
             registered.update(hooks)
@@ -98,9 +103,13 @@ class _ModuleSettings:
             module.forward = self.forward
 
 
-def _attribute(module: Any, name: str) -> Any:
-    """The attribute of a module or of its class, else None, without the detour over ``nn.Module.__getattr__``."""
-    return vars(module).get(name, getattr(type(module), name, None))
+def _switches_of_class(of: type) -> _Switches:
+    return getattr(of, "_disable_adapters", None), getattr(of, "gradient_checkpointing", None)
+
+
+def _switches(own: Mapping[str, Any], of_class: _Switches) -> _Switches:
+    """Those of a module with these attributes of its own; ``nn.Module.__getattr__`` would be a detour."""
+    return own.get("_disable_adapters", of_class[0]), own.get("gradient_checkpointing", of_class[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +162,11 @@ class Settings:
         if attention != self.attention:
             changed.append(f"attention implementation {attention} (was {self.attention})")
             model.set_attn_implementation(self.attention)
+        of_classes = {of: _switches_of_class(of) for of in {type(module) for _, module in modules}}
         differing = [
             (module, self.modules[name])
             for name, module in modules
-            if name in self.modules and not self.modules[name].hold(module)
+            if name in self.modules and not self.modules[name].hold(module, of_classes[type(module)])
         ]
         for module, before in differing:
             before.write(module)

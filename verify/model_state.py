@@ -19,6 +19,7 @@ from verify.model_settings import Settings
 from verify.module_walk import NamedModules, named_modules, named_parameters
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_KNOWN_TO_NUMPY = (torch.float32, torch.float64)
 _CHUNK = 1 << 24
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15 - 2**64
 _BETWEEN_CHUNKS = 1_000_003
@@ -46,7 +47,7 @@ def weights_hash(modules: NamedModules) -> dict[str, int]:
         as changed. (torch.hash_tensor XORs all elements and sees neither.)
     """
     return {
-        f"{prefix}.{name}".lstrip("."): _hash_bits(tensor.detach().contiguous().reshape(-1))
+        f"{prefix}.{name}".lstrip("."): _hash_bits(tensor.detach().contiguous())
         for prefix, module in modules
         for named in (module._parameters, module._buffers)
         for name, tensor in named.items()
@@ -55,9 +56,10 @@ def weights_hash(modules: NamedModules) -> dict[str, int]:
 
 
 def _hash_bits(values: Tensor) -> int:
-    if values.device.type == "cpu":
-        return zlib.crc32(values.view(torch.uint8).numpy().data)
-    return mixed_sum(values)
+    if values.device.type != "cpu":
+        return mixed_sum(values.reshape(-1))
+    known_to_numpy = values.dtype in _KNOWN_TO_NUMPY  # most of all: what can be had without a view
+    return zlib.crc32((values if known_to_numpy else values.reshape(-1).view(torch.uint8)).numpy())
 
 
 def mixed_sum(values: Tensor) -> int:

@@ -24,6 +24,8 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
             continue
         seen.add(module)
         found.append((name, module))
+        if not module._modules:
+            continue
         prefix = f"{name}." if name else ""
         children = [(prefix + part, child) for part, child in module._modules.items() if child is not None]
         waiting.extend(reversed(children))
