@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A run of consecutive slots of a row.
 
     Args:
@@ -58,17 +59,17 @@ class Forest:
         if not self.segments:
             raise ValueError("a forest needs at least one segment, got none")
         expected_start = 0
-        for index, segment in enumerate(self.segments):
-            if segment.length < 1:
-                raise ValueError(f"segment {index} has length {segment.length}: a segment holds at least one token")
-            if segment.start != expected_start:
-                raise ValueError(f"segment {index} starts at slot {segment.start}: expected slot {expected_start}")
-            if segment.parent is not None and not 0 <= segment.parent < index:
+        for index, (start, length, parent) in enumerate(self.segments):
+            if length < 1:
+                raise ValueError(f"segment {index} has length {length}: a segment holds at least one token")
+            if start != expected_start:
+                raise ValueError(f"segment {index} starts at slot {start}: expected slot {expected_start}")
+            if parent is not None and not 0 <= parent < index:
                 raise ValueError(
-                    f"segment {index} has parent {segment.parent}: a parent comes before its child, which rules "
+                    f"segment {index} has parent {parent}: a parent comes before its child, which rules "
                     f"cycles out; {f'expected one of 0 to {index - 1}' if index else 'the first segment has none'}"
                 )
-            expected_start = segment.stop
+            expected_start += length
 
     @classmethod
     def of(cls, lengths: Sequence[int], parents: Sequence[int | None]) -> Forest:
@@ -84,11 +85,8 @@ class Forest:
         Raises:
             ValueError: As for the constructor, or sequences of different lengths.
         """
-        starts = accumulate(lengths, initial=0)
-        pieces = zip(lengths, parents, strict=True)
-        return cls(
-            tuple(Segment(start, length, parent) for start, (length, parent) in zip(starts, pieces, strict=False))
-        )
+        *starts, _ = accumulate(lengths, initial=0)
+        return cls(tuple(map(Segment._make, zip(starts, lengths, parents, strict=True))))
 
     @property
     def num_slots(self) -> int:
@@ -160,22 +158,25 @@ def attention_rule(forest: Forest, window: int | None = None) -> Tensor:
 
 def positions(forest: Forest) -> Tensor:
     """Number of tokens before each slot on its own path; int64, [T]."""
-    first: list[int] = []
-    for segment in forest.segments:
-        parent = segment.parent
-        first.append(0 if parent is None else first[parent] + forest.segments[parent].length)
-    ahead = torch.tensor([at - segment.start for at, segment in zip(first, forest.segments, strict=True)])
-    return torch.arange(forest.num_slots) + ahead[segment_ids(forest)]
+    after: list[int] = []  # by segment, the position that follows its last slot
+    behind: list[int] = []  # by segment, how far its positions are behind its slots
+    lengths: list[int] = []
+    for start, length, parent in forest.segments:
+        first = 0 if parent is None else after[parent]
+        after.append(first + length)
+        behind.append(start - first)
+        lengths.append(length)
+    return torch.from_numpy(np.arange(forest.num_slots) - np.repeat(behind, lengths))
 
 
 def predictor_slots(forest: Forest) -> Tensor:
     """The slot that predicts each slot: its predecessor on its path, -1 for the first token of a root; int64, [T]."""
-    slots_T = torch.arange(-1, forest.num_slots - 1)
-    starts = torch.tensor([segment.start for segment in forest.segments])
-    slots_T[starts] = torch.tensor(
-        [-1 if segment.parent is None else forest.segments[segment.parent].stop - 1 for segment in forest.segments]
-    )
-    return slots_T
+    slots_T = np.arange(-1, forest.num_slots - 1)
+    last = [start + length - 1 for start, length, _ in forest.segments]
+    slots_T[[start for start, _, _ in forest.segments]] = [
+        -1 if parent is None else last[parent] for _, _, parent in forest.segments
+    ]
+    return torch.from_numpy(slots_T)
 
 
 def predictors(forest: Forest) -> tuple[int | None, ...]:
