@@ -18,14 +18,17 @@ from transformers import (
     Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MistralConfig,
     MistralForCausalLM,
+    MistralForSequenceClassification,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
 )
 
 VOCABULARY = 61
@@ -46,6 +49,9 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3-classifier": (Qwen3Config, Qwen3ForSequenceClassification),
+    "llama-classifier": (LlamaConfig, LlamaForSequenceClassification),
+    "mistral-classifier": (MistralConfig, MistralForSequenceClassification),
 }
 
 
@@ -59,10 +65,12 @@ class Group:
     completion_masks: tuple[tuple[bool, ...], ...] = ()
 
 
-def with_lora(model: nn.Module, targets: Sequence[str]) -> nn.Module:
+def with_lora(model: nn.Module, targets: Sequence[str], trained_in_full: Sequence[str] = ()) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers deprecates
-        return get_peft_model(model, LoraConfig(r=4, target_modules=list(targets)))
+        return get_peft_model(
+            model, LoraConfig(r=4, target_modules=list(targets), modules_to_save=list(trained_in_full) or None)
+        )
 
 
 def draw_weights(model: nn.Module, seed: int) -> None:
@@ -81,12 +89,13 @@ def tiny_model() -> Callable[..., nn.Module]:
         *,
         family: str = "qwen3",
         targets: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "lm_head"),
+        trained_in_full: Sequence[str] = (),
         seed: int = 0,
         **config: object,
     ) -> nn.Module:
         config_class, model_class = FAMILIES[family]
         base = model_class(config_class(**{**SIZES, **config}))
-        model = with_lora(base, targets).to(torch.float32)
+        model = with_lora(base, targets, trained_in_full).to(torch.float32)
         draw_weights(model, seed)
         return model.to(dtype).eval()
 
