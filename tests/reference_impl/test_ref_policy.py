@@ -124,16 +124,16 @@ def test_cached_log_probs_give_the_step_of_the_policy_they_came_from(kind, tiny,
     same(step_of(made, many, Cached(expected.ref_per_token_logps)), expected)
 
 
+def forbidden(*_: object) -> Tensor:
+    raise AssertionError("a forward pass")
+
+
 def test_cached_log_probs_cost_no_forward_pass(tiny, many, monkeypatch) -> None:
     made = tiny()
     cached = Cached(step_of(made, many).ref_per_token_logps)
-
-    def forbidden(*_: object) -> Tensor:
-        raise AssertionError("a forward pass of the frozen policy")
-
     monkeypatch.setattr(ref_policy_module, "completion_logps", forbidden)
     step_of(made, many, cached)
-    with pytest.raises(AssertionError, match="of the frozen policy"):
+    with pytest.raises(AssertionError, match="a forward pass"):
         step_of(made, many)
 
 
@@ -224,8 +224,9 @@ def test_cached_log_probs_that_do_not_belong_to_the_groups_are_refused(tiny, man
             step_of(made, many, Cached(cached))
 
 
-def test_a_frozen_policy_that_does_not_fit_is_refused(tiny, many) -> None:
+def test_a_frozen_policy_that_does_not_fit_is_refused_before_anything_is_computed(tiny, many, monkeypatch) -> None:
     made = tiny()
+    monkeypatch.setattr(ref_policy_module, "completion_logps", forbidden)
     factors = made.lora[Q_PROJ]
     larger, smaller = tiny(adapters=False, vocab_size=62), tiny(adapters=False, num_hidden_layers=1)
     for ref_policy, message in (
@@ -241,6 +242,15 @@ def test_a_frozen_policy_that_does_not_fit_is_refused(tiny, many) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             step_of(made, many, ref_policy)
+
+
+def test_a_policy_that_does_not_fit_is_refused_before_the_frozen_one_is_computed(tiny, many, monkeypatch) -> None:
+    made = tiny()
+    monkeypatch.setattr(ref_policy_module, "completion_logps", forbidden)
+    unknown = {"model.layers.2.self_attn.q_proj": made.lora[Q_PROJ]}
+    for wrong, message in ((replace(made, lora=unknown), "no linear module"), (replace(made, weights={}), "missing")):
+        with pytest.raises(ValueError, match=message):
+            step_of(wrong, many)
 
 
 @pytest.mark.parametrize("objective", ["sft-token-mean", "sft-example-mean"])
