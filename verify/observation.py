@@ -13,6 +13,7 @@ from torch import Tensor
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.models.lora import adapters_off
+from verify.module_walk import named_modules, named_parameters
 from verify.objective import Objective, Preference, Sft
 from verify.slots import SlotCount, count_slots
 from verify.subject import (
@@ -254,7 +255,7 @@ def lora_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str,
     Raises:
         SubjectError: A gradient was there before backward, or none is there although it was done.
     """
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [(name, p) for name, p in named_parameters(named_modules(model)) if p.requires_grad]
     filled = [name for name, parameter in trained if parameter.grad is not None]
     if done and not filled:
         raise SubjectError("backward_done is True, but no LoRA tensor has a gradient")

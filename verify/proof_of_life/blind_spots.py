@@ -95,7 +95,8 @@ def blind_spots(
     kinds = kinds_of(subject for subject in request.subjects if subject.name in judged)
     faults = concerning(FAULTS, kinds)
     of_run = [case for case in request.cases if any(case.name in names for names in judged.values())]
-    unseen = _unseen(faults, of_run, kinds)
+    bites = _remembered()
+    unseen = _unseen(faults, of_run, kinds, bites)
     names = [fault.name for fault in faults]
     return (
         *(
@@ -105,7 +106,7 @@ def blind_spots(
         *_of_options(request, config, names),
         *_of_precision(faults, request.dtypes, within_rounding),
         *_of_gradients(faults, results),
-        *_of_subjects(request, judged, frozenset(unseen)),
+        *_of_subjects(request, judged, frozenset(unseen), bites),
     )
 
 
@@ -130,14 +131,32 @@ What a pair shows says nothing of groups and examples, which other code may lay 
 """
 
 
-def _unseen(faults: Sequence[Fault], cases: Iterable[Case], kinds: frozenset[CaseKind]) -> tuple[_Unseen, ...]:
+_Bites = Callable[[Fault, Case], bool]
+
+
+def _remembered() -> _Bites:
+    """Whether a fault bites on a case. Each condition is asked of each case once: faults and subjects share them."""
+    known: dict[tuple[Condition, tuple[CaseKind, ...], str], bool] = {}
+
+    def bites(fault: Fault, case: Case) -> bool:
+        key = fault.bites_where, fault.kinds, case.name
+        if key not in known:
+            known[key] = fault.bites(case)
+        return known[key]
+
+    return bites
+
+
+def _unseen(
+    faults: Sequence[Fault], cases: Iterable[Case], kinds: frozenset[CaseKind], bites: _Bites
+) -> tuple[_Unseen, ...]:
     """What no case shows, on the kinds that are taken."""
     present = list(cases)
     return tuple(
         (fault, kind)
         for fault in faults
         for kind in fault.kinds
-        if kind in kinds and not any(case.kind == kind and fault.bites(case) for case in present)
+        if kind in kinds and not any(case.kind == kind and bites(fault, case) for case in present)
     )
 
 
@@ -175,7 +194,7 @@ def _lacks(unseen: Iterable[_Unseen], cases: Iterable[Case]) -> dict[_Lack, list
 
 
 def _of_subjects(
-    request: GateRequest, judged: dict[str, frozenset[str]], of_run: frozenset[_Unseen]
+    request: GateRequest, judged: dict[str, frozenset[str]], of_run: frozenset[_Unseen], bites: _Bites
 ) -> Iterable[BlindSpotRecord]:
     """Subjects that were judged on part of the cases; what no subject could show is said already."""
     kinds = {subject.name: kinds_of([subject]) for subject in request.subjects}
@@ -184,7 +203,7 @@ def _of_subjects(
         alike.setdefault((names, kinds[subject]), []).append(subject)
     for (names, taken), subjects in alike.items():
         cases = [case for case in request.cases if case.name in names]
-        unseen = _unseen(concerning(FAULTS, taken), cases, taken)
+        unseen = _unseen(concerning(FAULTS, taken), cases, taken, bites)
         lacks = _lacks((one for one in unseen if one not in of_run), cases)
         if lacks:
             more = f"; and {len(lacks) - _SHOWN} more" if len(lacks) > _SHOWN else ""
