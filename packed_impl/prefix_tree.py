@@ -51,14 +51,14 @@ class PrefixForest:
             First slot and length of each run, in the order of the tokens.
         """
         runs: list[tuple[int, int]] = []
-        begin, end = 0, self.lengths[sequence]
+        left, end = first, self.lengths[sequence]
         for index in self.paths[sequence]:
-            segment = self.forest.segments[index]
-            skipped = max(0, first - begin)
-            length = min(segment.length, end - begin) - skipped
-            if length > 0:
-                runs.append((segment.start + skipped, length))
-            begin += segment.length
+            start, length, _ = self.forest.segments[index]
+            stop = length if length < end else end
+            if left < stop:
+                runs.append((start + left, stop - left))
+            left = left - length if left > length else 0
+            end -= length
         return runs
 
 
@@ -68,11 +68,12 @@ class _Node:
     Any sequence that runs through it would do, because all of them are equal up to ``stop``.
     """
 
-    __slots__ = ("children", "ids", "index", "start", "stop")
+    __slots__ = ("children", "ids", "index", "parent", "start", "stop")
 
     def __init__(self, ids: TokenIds, start: int, stop: int, children: dict[int, _Node]) -> None:
         self.ids, self.start, self.stop, self.children = ids, start, stop, children
         self.index = -1
+        self.parent: int | None = None  # in the row, once all sequences are in the tree
 
     def split(self, length: int) -> None:
         """Keep the first ``length`` tokens, and hand the others on to a child."""
@@ -100,9 +101,9 @@ def prefix_forest(sequences: Sequence[TokenIds]) -> PrefixForest:
         if not ids:
             raise ValueError(f"sequence {number} is empty: a prefix tree holds sequences of at least one token")
         _insert(roots, ids)
-    nodes, parents = _depth_first(roots)
+    nodes = _depth_first(roots)
     return PrefixForest(
-        forest=Forest.of([node.stop - node.start for node in nodes], parents),
+        forest=Forest.of([node.stop - node.start for node in nodes], [node.parent for node in nodes]),
         token_ids=tuple(chain.from_iterable(node.ids[node.start : node.stop] for node in nodes)),
         paths=tuple(_path(roots, ids) for ids in sequences),
         lengths=tuple(map(len, sequences)),
@@ -134,8 +135,8 @@ def _insert(roots: dict[int, _Node], ids: TokenIds) -> None:
         if node is None:
             children[ids[at]] = _Node(ids, at, len(ids), {})
             return
-        length = node.stop - node.start
-        shared = _num_shared(node.ids, node.start, ids, at, min(length, len(ids) - at))
+        length, left = node.stop - node.start, len(ids) - at
+        shared = _num_shared(node.ids, node.start, ids, at, length if length < left else left)
         at += shared
         if at == len(ids):
             return
@@ -161,18 +162,19 @@ def _num_shared(a: TokenIds, a_start: int, b: TokenIds, b_start: int, most: int)
     return equal
 
 
-def _depth_first(roots: dict[int, _Node]) -> tuple[list[_Node], list[int | None]]:
-    """All nodes and the index of the parent of each. No recursion: a tree may be thousands of segments deep."""
+def _depth_first(roots: dict[int, _Node]) -> list[_Node]:
+    """All nodes, numbered. No recursion: a tree may be thousands of segments deep."""
     nodes: list[_Node] = []
-    parents: list[int | None] = []
-    waiting: list[tuple[_Node, int | None]] = [(node, None) for node in reversed(roots.values())]
+    waiting = list(reversed(roots.values()))
     while waiting:
-        node, parent = waiting.pop()
+        node = waiting.pop()
         node.index = len(nodes)
         nodes.append(node)
-        parents.append(parent)
-        waiting += [(child, node.index) for child in reversed(node.children.values())]
-    return nodes, parents
+        if node.children:
+            for child in node.children.values():
+                child.parent = node.index
+            waiting.extend(reversed(node.children.values()))
+    return nodes
 
 
 def _path(roots: dict[int, _Node], ids: TokenIds) -> tuple[int, ...]:
