@@ -38,6 +38,11 @@ def tiny_reward_model(tiny_model: Build) -> Build:
 
 
 @pytest.fixture
+def reward_model(tiny_reward_model: Build) -> nn.Module:
+    return tiny_reward_model()
+
+
+@pytest.fixture
 def branches(make_group: Any) -> list[Any]:
     """Responses that begin one another, end alike, are one token long; prompts of one and of several tokens."""
     return [
@@ -125,12 +130,11 @@ def groups_over(token_ids: st.SearchStrategy[int]) -> st.SearchStrategy[list[Any
     st.sampled_from(WITH_GRADIENTS), st.sampled_from(LAYOUTS), st.sampled_from(ROWS),
 )  # fmt: skip
 def test_any_groups_have_the_rewards_of_the_unpacked_model(
-    tiny_reward_model: Build, groups: list[Any], backend: str, layout: str, rows: str
+    reward_model: nn.Module, groups: list[Any], backend: str, layout: str, rows: str
 ) -> None:
-    model = tiny_reward_model()
     with torch.no_grad():
-        actual = reward_loss(model, groups, backend=backend, layout=layout, rows=rows).rewards
-        assert (actual - unpacked_rewards(model, groups)).abs().max() < REWARD_TOLERANCE[torch.float32]
+        actual = reward_loss(reward_model, groups, backend=backend, layout=layout, rows=rows).rewards
+        assert (actual - unpacked_rewards(reward_model, groups)).abs().max() < REWARD_TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
