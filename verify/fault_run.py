@@ -20,7 +20,7 @@ from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, Progress, count_steps, judge_pieces
 from verify.gate_work import GateWork, Piece, PieceDone, WitnessError
 from verify.packed_proof import summarise
-from verify.recording import RunFacts, record_run
+from verify.recording import RunFacts, run_fields
 from verify.subject import SubjectError
 from verify.threads import torch_threads
 from verify.workers import Begin, work_through
@@ -64,24 +64,14 @@ def run_faults(
         notes=prepared.notes,
         num_processes=prepared.num_processes,
     )
-    record = record_run(first, outcomes[0], facts)
     passes_s = sum(outcome.model_passes_s for outcome in outcomes)
     return KillMatrix(
-        tool_version=record.tool_version,
-        command=record.command,
-        created_utc=record.created_utc,
+        **run_fields(first, outcomes[0].model, facts, passes_s=passes_s),
         verdict=verdict_of([kill for kill, _ in kills]).value,
-        environment=record.environment,
-        model=record.model,
-        objective=record.objective,
-        seeds=record.seeds,
-        policy=record.policy,
         num_compared=sum(result.num_compared for outcome in outcomes for result in outcome.results),
-        cases=record.cases,
         mutations=[_mutation_record(kill, kernel) for kill, kernel in kills],
         kernels=[_kernel_record(run.kernel) for run in prepared.runs if run.kernel is not None],
-        timing=record.timing.model_copy(update={"model_passes_s": passes_s}),
-        notes=record.notes,
+        notes=[*prepared.notes, *outcomes[0].notes],
     )
 
 
@@ -120,11 +110,13 @@ def _run_all(prepared: PreparedFaults, progress: Progress) -> tuple[list[GateOut
 
 
 def _kills(run: PlannedRun, outcome: GateOutcome, findings: Sequence[Finding]) -> list[Kill]:
-    kills = []
-    for summary in summarise(outcome.results, run.request.subjects, run.request.dtypes):
-        own = [f for f in findings if (f.subject, f.dtype) == (summary.subject, summary.dtype)]
-        kills.append(kill_of(run.mutations[summary.subject], summary, own))
-    return kills
+    own: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        own.setdefault((finding.subject, finding.dtype), []).append(finding)
+    return [
+        kill_of(run.mutations[summary.subject], summary, own.get((summary.subject, summary.dtype), []))
+        for summary in summarise(outcome.results, run.request.subjects, run.request.dtypes)
+    ]
 
 
 def _kernel_record(kernel: NoisyKernel) -> KernelRecord:

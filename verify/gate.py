@@ -15,7 +15,7 @@ from verify.cases import Case, CaseKind
 from verify.checks.check import ExactCheck, Finding
 from verify.decisions import Decisions
 from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun, pieces_of
-from verify.judgement import Judgement, JudgingContext, judge
+from verify.judgement import Judge, Judgement, JudgingContext
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, measure_noise
 from verify.objective import Preference, objective_named
@@ -207,13 +207,14 @@ def _judge_case(run: CaseRun, dtype: str, request: GateRequest, noise: NoiseFloo
         policy=request.policy,
         noise=noise,
     )
+    to_oracle, to_witness = Judge("oracle", run.expected, context), Judge("differential", run.witness, context)
     for subject in run.subjects:
         judgements: tuple[Judgement, ...] = ()
         if subject.to_oracle:
             absent = subject.gradients_absent_because
             judgements = (
-                *judge(subject.to_oracle, "oracle", run.expected, context, gradients_absent_because=absent),
-                *judge(subject.to_witness, "differential", run.witness, context, gradients_absent_because=absent),
+                *to_oracle(subject.to_oracle, gradients_absent_because=absent),
+                *to_witness(subject.to_witness, gradients_absent_because=absent),
             )
         yield _result(run, subject, dtype, judgements)
 

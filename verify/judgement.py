@@ -83,6 +83,93 @@ class JudgingContext:
     noise: NoiseFloor
 
 
+class Judge:
+    """Judges what subjects computed on one case in one dtype. What the budgets are made of is worked out once.
+
+    Args:
+        kind: "oracle" or "differential".
+        expected: The oracle's or the witness's observation.
+        context: Case, policy and noise.
+    """
+
+    def __init__(self, kind: BudgetKind, expected: Observation, context: JudgingContext) -> None:
+        self._kind, self._expected, self._context = kind, expected, context
+        self._logps = {
+            quantity: _logp_budgets(quantity, kind, values, context) for quantity, values in _logps_of(expected).items()
+        }
+        rms = {quantity: of_statistic["rms"].value for quantity, of_statistic in self._logps.items()}
+        self._scalars = {
+            quantity: Budget(value=value, factor=1.0, floor=0.0, noise=value, source="from the log-prob budgets")
+            for quantity, value in _scalar_budgets(expected, context, rms).items()
+        }
+        self._coefficient: float | None = None
+        self._gradients: dict[tuple[str, float], dict[Statistic, Budget]] = {}
+
+    def __call__(self, comparisons: Sequence[Comparison], *, gradients_absent_because: str) -> tuple[Judgement, ...]:
+        """Judge every comparison of a subject with the expectation.
+
+        Args:
+            comparisons: Of the subject against the expectation.
+            gradients_absent_because: Reason where the subject has no gradients; they are then NOT_APPLICABLE.
+
+        Returns:
+            Judgements in the order of the quantities, both statistics for log-probs and gradients.
+
+        Raises:
+            ValueError: No comparisons.
+        """
+        if not comparisons:
+            raise ValueError(f"case {self._context.case}: nothing was compared")
+        by_quantity = {c.quantity: c for c in comparisons if not c.part}
+        judgements = [
+            _judgement(by_quantity[quantity], self._kind, statistic, budget)
+            for quantity, of_statistic in self._logps.items()
+            for statistic, budget in of_statistic.items()
+        ]
+        judgements += [
+            _judgement(by_quantity[quantity], self._kind, "max", budget) for quantity, budget in self._scalars.items()
+        ]
+        gradients = [c for c in comparisons if c.quantity == "gradients"]
+        if not gradients:
+            return (*judgements, *_no_gradients(self._kind, gradients_absent_because))
+        return (*judgements, *self._of_gradients(gradients))
+
+    def _of_gradients(self, comparisons: Sequence[Comparison]) -> list[Judgement]:
+        judged: dict[Statistic, list[Judgement]] = {statistic: [] for statistic in STATISTICS}
+        for comparison in comparisons:
+            budgets = self._gradient_budgets(comparison.part, comparison.peak)
+            for statistic in STATISTICS:
+                judged[statistic].append(_judgement(comparison, self._kind, statistic, budgets[statistic]))
+        return [_worst_of(judged[statistic]) for statistic in STATISTICS]
+
+    def _gradient_budgets(self, part: str, peak: float) -> dict[Statistic, Budget]:
+        if (part, peak) not in self._gradients:
+            self._gradients[part, peak] = direct_budget(
+                self._kind,
+                "gradients",
+                part,
+                case=self._context.case,
+                num_values=sum(map(len, self._expected.per_token_logps)),
+                size={"max": peak, "rms": 1.0},
+                dtype_name=self._context.dtype_name,
+                noise=self._context.noise,
+                policy=self._context.policy,
+                peak=peak,
+                shared_noise=self._coefficient_noise(),
+            )
+        return self._gradients[part, peak]
+
+    def _coefficient_noise(self) -> float:
+        if self._coefficient is None:
+            context, self._coefficient = self._context, 0.0  # the weights of SFT are constants
+            if isinstance(context.objective, Preference):
+                self._coefficient = coefficient_noise(
+                    self._kind, context.groups, self._expected, context.objective,
+                    case=context.case, noise=context.noise, policy=context.policy,
+                )  # fmt: skip
+        return self._coefficient
+
+
 def judge(
     comparisons: Sequence[Comparison],
     kind: BudgetKind,
@@ -91,7 +178,7 @@ def judge(
     *,
     gradients_absent_because: str,
 ) -> tuple[Judgement, ...]:
-    """Judge every comparison of a subject with one expectation.
+    """Judge one subject, as :class:`Judge` judges several.
 
     Args:
         comparisons: Of the subject against ``expected``.
@@ -106,35 +193,19 @@ def judge(
     Raises:
         ValueError: No comparisons.
     """
-    if not comparisons:
-        raise ValueError(f"case {context.case}: nothing was compared")
-    by_quantity = {c.quantity: c for c in comparisons if not c.part}
-    budgets: dict[Quantity, dict[Statistic, Budget]] = {
-        quantity: _logp_budgets(by_quantity[quantity], kind, values, context)
-        for quantity, values in _logps_of(expected).items()
-    }
-    judgements = [
-        _judgement(by_quantity[quantity], kind, statistic, budget)
-        for quantity, of_statistic in budgets.items()
-        for statistic, budget in of_statistic.items()
-    ]
-    logp_budgets = {quantity: of_statistic["rms"].value for quantity, of_statistic in budgets.items()}
-    judgements += _scalar_judgements(by_quantity, kind, _scalar_budgets(expected, context, logp_budgets))
-    gradients = [c for c in comparisons if c.quantity == "gradients"]
-    judgements += _gradient_judgements(gradients, kind, expected, context, gradients_absent_because)
-    return tuple(judgements)
+    return Judge(kind, expected, context)(comparisons, gradients_absent_because=gradients_absent_because)
 
 
 def _logp_budgets(
-    comparison: Comparison, kind: BudgetKind, expected: Sequence[Tensor], context: JudgingContext
+    quantity: Quantity, kind: BudgetKind, expected: Sequence[Tensor], context: JudgingContext
 ) -> dict[Statistic, Budget]:
     values = torch.cat(list(expected))
     return direct_budget(
         kind,
-        comparison.quantity,
+        quantity,
         "",
         case=context.case,
-        num_values=comparison.num_compared,
+        num_values=len(values),
         size={"max": float(values.abs().max()), "rms": float(values.square().mean().sqrt())},
         dtype_name=context.dtype_name,
         noise=context.noise,
@@ -179,63 +250,17 @@ def _scalar_budgets(
     }
 
 
-def _scalar_judgements(
-    by_quantity: dict[Quantity, Comparison], kind: BudgetKind, values: Mapping[Quantity, float]
-) -> list[Judgement]:
+def _no_gradients(kind: BudgetKind, absent_because: str) -> list[Judgement]:
     return [
-        _judgement(
-            by_quantity[quantity],
-            kind,
-            "max",
-            Budget(value=value, factor=1.0, floor=0.0, noise=value, source="from the log-prob budgets"),
+        Judgement(
+            quantity="gradients",
+            kind=kind,
+            statistic=statistic,
+            verdict=Verdict.NOT_APPLICABLE,
+            reason=absent_because,
         )
-        for quantity, value in values.items()
+        for statistic in STATISTICS
     ]
-
-
-def _gradient_judgements(
-    comparisons: Sequence[Comparison],
-    kind: BudgetKind,
-    expected: Observation,
-    context: JudgingContext,
-    absent_because: str,
-) -> list[Judgement]:
-    if not comparisons:
-        return [
-            Judgement(
-                quantity="gradients",
-                kind=kind,
-                statistic=statistic,
-                verdict=Verdict.NOT_APPLICABLE,
-                reason=absent_because,
-            )
-            for statistic in STATISTICS
-        ]
-    num_tokens = sum(map(len, expected.per_token_logps))
-    coefficient = 0.0  # the weights of SFT are constants
-    if isinstance(context.objective, Preference):
-        coefficient = coefficient_noise(
-            kind, context.groups, expected, context.objective,
-            case=context.case, noise=context.noise, policy=context.policy,
-        )  # fmt: skip
-    judged: dict[Statistic, list[Judgement]] = {statistic: [] for statistic in STATISTICS}
-    for comparison in comparisons:
-        budgets = direct_budget(
-            kind,
-            "gradients",
-            comparison.part,
-            case=context.case,
-            num_values=num_tokens,
-            size={"max": comparison.peak, "rms": 1.0},
-            dtype_name=context.dtype_name,
-            noise=context.noise,
-            policy=context.policy,
-            peak=comparison.peak,
-            shared_noise=coefficient,
-        )
-        for statistic in STATISTICS:
-            judged[statistic].append(_judgement(comparison, kind, statistic, budgets[statistic]))
-    return [_worst_of(judged[statistic]) for statistic in STATISTICS]
 
 
 def _worst_of(judgements: Sequence[Judgement]) -> Judgement:

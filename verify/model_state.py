@@ -59,7 +59,7 @@ def _hash_bits(values: Tensor) -> int:
     if values.device.type != "cpu":
         return mixed_sum(values.reshape(-1))
     known_to_numpy = values.dtype in _KNOWN_TO_NUMPY  # most of all: what can be had without a view
-    return zlib.crc32((values if known_to_numpy else values.reshape(-1).view(torch.uint8)).numpy())
+    return zlib.crc32((values if known_to_numpy else values.reshape(-1).view(torch.uint8)).numpy().data)
 
 
 def mixed_sum(values: Tensor) -> int:

@@ -49,10 +49,13 @@ def summarise(results: Sequence[Result], subjects: Sequence[Subject], dtypes: Se
     Returns:
         One summary for each dtype and subject.
     """
+    of: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        of.setdefault((result.subject, result.dtype), []).append(result)
     summaries = []
     for dtype in dtypes:
         for subject in subjects:
-            own = tuple(r for r in results if r.subject == subject.name and r.dtype == dtype)
+            own = tuple(of.get((subject.name, dtype), ()))
             totals = _totals(own)
             doubts = [] if layout_of(subject) == "unpacked" else _doubts(own)
             fed = [total.both for total in totals]

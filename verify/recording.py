@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 from torch import nn
@@ -103,9 +103,7 @@ def record_run(
         [*(summary.verdict for summary in summaries), *([Verdict.INCONCLUSIVE] if idle else []), *proof.verdicts]
     )
     return Record(
-        tool_version=tool_version(),
-        command=list(facts.command),
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        **run_fields(request, outcome.model, facts, passes_s=outcome.model_passes_s),
         verdict=verdict.value,
         reasons=[
             *_run_reasons(summaries),
@@ -114,14 +112,8 @@ def record_run(
         ],
         counts=dict(Counter(result.verdict.value for result in outcome.results)),
         num_compared=sum(result.num_compared for result in outcome.results),
-        environment=facts.environment,
-        model=model_record(request.model, outcome.model),
-        objective=asdict(request.objective),
-        seeds=facts.seeds,
-        policy=request.policy.model_dump(),
         variations=list(request.variations),
         subjects=[_subject_record(subject) for subject in request.subjects],
-        cases=[_case_record(case) for case in request.cases],
         summaries=[_summary_record(summary) for summary in summaries],
         results=[_result_record(result) for result in outcome.results],
         exact_checks=[_exact_check_record(finding) for finding in findings],
@@ -129,14 +121,54 @@ def record_run(
         blind_spots=list(proof.blind_spots),
         diagnoses=list(diagnoses),
         data=facts.data,
+        notes=[*facts.notes, *outcome.notes, *proof.notes],
+    )
+
+
+class RunFields(TypedDict):
+    """What every record of a run says."""
+
+    tool_version: str
+    command: list[str]
+    created_utc: str
+    environment: Environment
+    model: ModelRecord
+    objective: dict[str, Any]
+    seeds: dict[str, int]
+    policy: dict[str, Any]
+    cases: list[CaseRecord]
+    timing: TimingRecord
+
+
+def run_fields(request: GateRequest, model: ModelUnderTest, facts: RunFacts, *, passes_s: float) -> RunFields:
+    """What every record of a run says, be it of a gate or of planted faults.
+
+    Args:
+        request: What was asked for.
+        model: The model in the last dtype.
+        facts: Command, times, seeds.
+        passes_s: Wall time of forward and backward passes.
+
+    Returns:
+        Fields of the record.
+    """
+    return RunFields(
+        tool_version=tool_version(),
+        command=list(facts.command),
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment=facts.environment,
+        model=model_record(request.model, model),
+        objective=asdict(request.objective),
+        seeds=facts.seeds,
+        policy=request.policy.model_dump(),
+        cases=[_case_record(case) for case in request.cases],
         timing=TimingRecord(
             total_s=facts.total_s,
             import_s=facts.import_s,
-            model_passes_s=outcome.model_passes_s,
+            model_passes_s=passes_s,
             num_processes=facts.num_processes,
             peak_host_bytes=peak_host_bytes(),
         ),
-        notes=[*facts.notes, *outcome.notes, *proof.notes],
     )
 
 
