@@ -28,6 +28,8 @@ ExactCheckName = Literal[
     "normalisation",
     "own-objective",
     "optimizer-steps",
+    "gradient-checkpointing",
+    "dropout",
     "no-cross-attention",
     "no-boundary-target",
     "no-padding-in-loss",

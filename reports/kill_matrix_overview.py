@@ -34,6 +34,8 @@ EXACT_LETTERS: dict[ExactCheckName, str] = {
     "normalisation": "n",
     "own-objective": "o",
     "optimizer-steps": "s",
+    "gradient-checkpointing": "k",
+    "dropout": "d",
     "no-cross-attention": "X",
     "no-boundary-target": "B",
     "no-padding-in-loss": "P",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verify.case_files import file_sha256
-from verify.checks.catalogue import FEW_PASSES
+from verify.checks.catalogue import CHECKS_ONLY_IN_FULL, FEW_PASSES
 from verify.models.configs import NAMED_CONFIGS
 from verify.subjects.selection import ONLY_IN_FULL
 
@@ -52,7 +52,10 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
     elif not options.full and not options.subjects and not options.backends:
         notes.append(f"left out to be quick, and judged with --full: {', '.join(ONLY_IN_FULL)}")
     if not prepared.reduced and not options.full:
-        notes.append("of the exact checks optimizer-steps ran on pairs alone; --full puts it to every kind of case")
+        notes.append(
+            "of the exact checks optimizer-steps ran on pairs alone, and left out were "
+            f"{', '.join(CHECKS_ONLY_IN_FULL)}; --full runs all of them on every kind of case"
+        )
     if options.policy is not None:
         notes.append(f"tolerances are those of {options.policy.name}, not the default policy")
     if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +16,10 @@ from verify.objective import Objective, Preference
 from verify.observation import lora_tensor_name, to_float64
 from verify.subject import SubjectError, backward_done, check_logps, check_loss, owns_loss
 from verify.subjects.oracle import apply_objective
+
+
+class BackwardError(SubjectError):
+    """What a subject computed raised in the backward pass that the runner ran."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,11 +62,18 @@ def accumulated(bench: Bench, micro_batches: Sequence[Groups], objective: Object
             if done:
                 _set_aside(bench.model, share, held)
             else:
-                bench.call(partial(torch.autograd.backward, share * loss), seeded=False)
+                _backward(bench, share * loss)
         _set_aside(bench.model, 1.0, held)
     finally:
         bench.drop_gradients()
     return Accumulated(total, held)
+
+
+def _backward(bench: Bench, loss: Tensor) -> None:
+    try:
+        bench.call(loss.backward, seeded=False)
+    except SubjectError as error:
+        raise BackwardError(str(error)) from error.__cause__
 
 
 def _set_aside(model: Any, share: float, held: dict[str, Tensor]) -> None:

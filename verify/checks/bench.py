@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from verify.cases import Case
 from verify.checks.cases import CheckCases
 from verify.checks.embedded import embedded_ids
-from verify.checks.trajectory import Trajectory
+from verify.checks.training_yardsticks import TrainingYardsticks
 from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
@@ -36,7 +36,7 @@ class Setting:
         seed: Seed of torch's generator before each pass.
         cases: The cases.
         yardsticks: What the unpacked path measured on them.
-        trajectories: Its optimizer steps, by the name of the case; of those cases on which a check asks for them.
+        training: What it measured in training.
     """
 
     dtype: str
@@ -45,7 +45,7 @@ class Setting:
     seed: int
     cases: CheckCases
     yardsticks: Yardsticks
-    trajectories: Mapping[str, Trajectory] = field(default_factory=dict)
+    training: TrainingYardsticks
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

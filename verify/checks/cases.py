@@ -22,6 +22,7 @@ CaseName = Literal[
     "examples-weighed-alike",
     "groups-of-one-prompt",
     "one-conversation",
+    "six-levels",
 ]
 
 _Lengths = tuple[int, int, int]
@@ -110,6 +111,14 @@ def check_cases(vocab_size: int, seed: int, preference: PreferenceName = "sigmoi
         groups=_conversation(tokens),
         objective_name="sft-example-mean",
     )
+    numbers = count()
+    _deep(_taking(numbers))
+    if vocab_size >= _RESERVED + (needed := next(numbers)):
+        by_name["six-levels"] = Case(
+            name="six-levels",
+            why="a tree in which a segment has five above it, no two tokens alike but where all before them is shared",
+            groups=_deep(_taking(rng.sample(range(_RESERVED, vocab_size), needed))),
+        )
     return CheckCases({name: under(case, preference) for name, case in by_name.items()}, other_token)
 
 
@@ -171,6 +180,13 @@ def _turns(take: _Take) -> tuple[PreferenceGroup, ...]:
         PreferenceGroup(prompt[:2] + take(1), (take(2),), (take(3),)),
         PreferenceGroup(take(3), (take(1), take(3)), (take(2),)),
     )
+
+
+def _deep(take: _Take) -> tuple[PreferenceGroup, ...]:
+    """At each of four turns a response goes another way; two share all of them."""
+    prompt, *turns = (take(count) for count in (2, 1, 1, 1, 1))
+    begun = [sum(turns[:depth], ()) for depth in range(5)]
+    return (PreferenceGroup(prompt, (begun[4] + take(2),), (begun[4] + take(3), *(b + take(1) for b in begun[:4]))),)
 
 
 def _examples(take: _Take) -> tuple[PreferenceGroup, ...]:

@@ -8,6 +8,8 @@ from verify.checks.absolute_positions import ABSOLUTE_POSITIONS
 from verify.checks.branch_isolation import BRANCH_ISOLATION
 from verify.checks.causality import CAUSALITY
 from verify.checks.check import ExactCheck, ExactCheckName
+from verify.checks.dropout import DROPOUT
+from verify.checks.gradient_checkpointing import GRADIENT_CHECKPOINTING
 from verify.checks.group_isolation import GROUP_ISOLATION
 from verify.checks.normalisation import NORMALISATION
 from verify.checks.optimizer_steps import OPTIMIZER_STEPS
@@ -36,16 +38,21 @@ EXACT_CHECKS: tuple[ExactCheck, ...] = (
     NORMALISATION,
     OWN_OBJECTIVE,
     OPTIMIZER_STEPS,
+    GRADIENT_CHECKPOINTING,
+    DROPOUT,
     NO_CROSS_ATTENTION,
     NO_BOUNDARY_TARGET,
     NO_PADDING_IN_LOSS,
     POSITIONS_AS_UNPACKED,
     SAME_NUMBER_OF_TARGETS,
 )
-MANY_PASSES: tuple[ExactCheckName, ...] = ("optimizer-steps",)
+MANY_PASSES: tuple[ExactCheckName, ...] = ("optimizer-steps", "gradient-checkpointing", "dropout")
 """Each takes as many passes as all others together: of planted faults those run it that it is there for."""
+CHECKS_ONLY_IN_FULL: tuple[ExactCheckName, ...] = ("gradient-checkpointing", "dropout")
 QUICK_CHECKS: tuple[ExactCheck, ...] = tuple(
-    replace(check, cases=("distinct-tokens",)) if check is OPTIMIZER_STEPS else check for check in EXACT_CHECKS
+    replace(check, cases=("distinct-tokens",)) if check is OPTIMIZER_STEPS else check
+    for check in EXACT_CHECKS
+    if check.name not in CHECKS_ONLY_IN_FULL
 )
 """For a quick run: optimizer steps on pairs alone."""
 FEW_PASSES: tuple[ExactCheck, ...] = (

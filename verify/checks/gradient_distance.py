@@ -29,8 +29,10 @@ class Distance(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Difference / budget; infinite where the difference is no number."""
-        return math.inf if math.isnan(self.difference) else self.difference / self.budget
+        """Difference / budget; infinite where the difference is no number, or where nothing may differ."""
+        if self.difference == 0:
+            return 0.0
+        return self.difference / self.budget if self.budget and not math.isnan(self.difference) else math.inf
 
 
 def distances(actual: Accumulated, yardstick: GradientYardstick, where: str) -> list[Distance]:

@@ -20,7 +20,7 @@ def _measure(bench: Bench, case: Case) -> Measured:
     support = gradient_support(bench.subject, bench.model)
     if not support.supported:
         raise NotApplicableError(support.reason)
-    trajectory = measured(bench.setting.trajectories.get(case.name))
+    trajectory = measured(bench.setting.training.trajectories.get(case.name))
     found: list[Distance] = []
     with weights_kept(bench.model):
         for number, step in enumerate(trajectory.steps):

@@ -43,6 +43,7 @@ ROW_MAP = ExactCheck(
         "groups-of-one-prompt",
         "distinct-examples",
         "one-conversation",
+        "six-levels",
         "long-rows",
     ),
     measure=_measure,

@@ -10,13 +10,12 @@ from verify.cases import Case
 from verify.checks.bench import Bench, Setting
 from verify.checks.cases import CaseName, check_cases
 from verify.checks.check import ExactCheck, Finding, Measured, NotApplicableError
-from verify.checks.optimizer_steps import OPTIMIZER_STEPS
-from verify.checks.trajectory import Trajectory, measure_trajectory
+from verify.checks.training_yardsticks import measure_training
 from verify.checks.yardsticks import measure_yardsticks
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, restored_model
-from verify.objective import Preference, objective_named
+from verify.objective import Preference
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.tolerance import Policy
@@ -98,21 +97,7 @@ def measure_setting(
         policy=policy,
         seed=seed,
     )
-    asked = dict.fromkeys(name for check in checks if check.name == OPTIMIZER_STEPS.name for name in check.cases)
-    trajectories: dict[str, Trajectory] = {
-        name: measure_trajectory(
-            holder.model,
-            cases.by_name[name],
-            cases.other_token[name],
-            "SGD" if cases.by_name[name].kind == "groups" else "AdamW",
-            dtype=dtype,
-            objective=objective_named(cases.by_name[name].objective_name, objective),
-            policy=policy,
-            seed=seed,
-        )
-        for name in asked
-        if name in cases.by_name
-    }
+    training = measure_training(holder.model, cases, checks, dtype=dtype, objective=objective, policy=policy, seed=seed)
     return Setting(
         dtype=dtype,
         objective=objective,
@@ -120,7 +105,7 @@ def measure_setting(
         seed=seed,
         cases=cases,
         yardsticks=yardsticks,
-        trajectories=trajectories,
+        training=training,
     )
 
 

@@ -27,6 +27,7 @@ from verify.faults import (
     reference,
     supervision,
     token_logps,
+    training,
     two_pass,
 )
 from verify.faults.controls import EQUIVALENT_MUTANTS
@@ -53,6 +54,7 @@ _AS_PLANTED: tuple[Fault, ...] = (
     *labels.FAULTS,
     *bins.FAULTS,
     *kept.FAULTS,
+    *training.FAULTS,
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
 """What every run can show, whatever its preference objective."""

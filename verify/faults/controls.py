@@ -168,7 +168,7 @@ def micro_batches_weighted(honest: Accumulation, terms: Terms, batch: Batch, row
     return torch.stack(shares).sum() / terms.weights.sum()
 
 
-_POSITIONS_THEMSELVES: tuple[ExactCheckName, ...] = ("row-map", "absolute-positions")
+_POSITIONS_THEMSELVES: tuple[ExactCheckName, ...] = ("row-map", "absolute-positions", "dropout")
 """Checks that look at positions, not at their differences alone: with learned positions these would be faults."""
 _ROTARY = "rotary attention depends on differences of positions within a path, and all of these stay"
 

@@ -115,6 +115,12 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "adapters-merged-once", "logits-kept-by-text", "keys-and-values-of-prompts-kept",
         "coefficients-kept-by-text", "gradients-zeroed-by-each-micro-batch",
     ),
+    "gradient-checkpointing": (
+        "attention-gone-when-layers-run-again",
+    ),
+    "dropout": (
+        "evaluation-mode-left-on", "dropout-of-the-first-slot-in-all",
+    ),
     "no-cross-attention": (
         "examples-attend-to-those-before", "recurrent-state-over-examples", "convolution-over-examples",
     ),

@@ -34,7 +34,15 @@ FAMILIES: dict[Check, str] = {
 """Checks that follow from one another count as one."""
 
 WITH_BUDGET: frozenset[ExactCheckName] = frozenset(
-    {"absolute-positions", "permutation", "normalisation", "own-objective", "optimizer-steps"}
+    {
+        "absolute-positions",
+        "permutation",
+        "normalisation",
+        "own-objective",
+        "optimizer-steps",
+        "gradient-checkpointing",
+        "dropout",
+    }
 )
 """Exact checks that allow for rounding."""
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from verify.cases import Case
 from verify.groups import PreferenceGroup, TokenIds
 from verify.subject import Support
-from verify.subjects.attention import attention_set_to
+from verify.subjects.attention import attention_set_to, gradients_under
 
 Mask = Literal["absent", "ones", "padding"]
 Cache = Literal["off", "default"]
@@ -118,6 +118,10 @@ class HfPositionIdsSubject:
         if self.rows == "several-rows" and num_sequences <= _SEQUENCES_PER_ROW:
             return Support(False, f"{num_sequences} sequences: the row is the same as with all sequences in one row")
         return Support(True)
+
+    def supports_gradients(self, model: Any) -> Support:
+        """Whether the attention implementation is there when layers are run again."""
+        return gradients_under(model, self.attention)
 
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Log-probs of every completion, each behind its own copy of the prompt."""

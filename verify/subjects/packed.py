@@ -11,15 +11,45 @@ import torch
 from torch import Tensor
 
 from packed_impl import step
-from packed_impl.attention import backend_named, gradient_support
+from packed_impl.attention import attention_implementation, backend_named, gradient_support
 from packed_impl.bins import Rows, first_fit_decreasing, packed_length
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.split import RowCalls
 from verify.cases import CASE_KINDS, Case, CaseKind
+from verify.checks.checkpointed import is_checkpointed
 from verify.checks.packed_rows import PackedRows
 from verify.groups import PreferenceGroup
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Sft
 from verify.subject import Support
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class StepDone:
+    """A step whose gradients are in ``.grad``.
+
+    Args:
+        loss: Without a graph, as all else.
+        rewards: One per completion; None under SFT.
+        per_token_logps: One tensor per completion.
+        ref_per_token_logps: The same of the frozen policy; None under SFT.
+        backward_done: The gradients are there.
+    """
+
+    loss: Tensor
+    rewards: Tensor | None
+    per_token_logps: list[Tensor]
+    ref_per_token_logps: list[Tensor] | None
+    backward_done: bool = True
+
+    @staticmethod
+    def of(output: step.PackedLoss | step.SftLoss) -> StepDone:
+        """What a step returned, after its backward pass."""
+        return StepDone(
+            loss=output.loss.detach(),
+            rewards=output.rewards.detach() if isinstance(output, step.PackedLoss) else None,
+            per_token_logps=[logp.detach() for logp in output.per_token_logps],
+            ref_per_token_logps=output.ref_per_token_logps if isinstance(output, step.PackedLoss) else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +125,22 @@ class PackedSubject:
 
     def loss(
         self, model: Any, groups: Sequence[PreferenceGroup], objective: Objective
+    ) -> step.PackedLoss | step.SftLoss | StepDone:
+        """The packed step: loss and, under DPO, rewards.
+
+        Under gradient checkpointing layers are run again in the backward pass, and the attention of the backend has to
+        be there still: then backward is run here.
+        """
+        if not torch.is_grad_enabled() or not is_checkpointed(model):
+            return self._loss(model, groups, objective)
+        with attention_implementation(model, self.backend):
+            output = self._loss(model, groups, objective)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+        return StepDone.of(output)
+
+    def _loss(
+        self, model: Any, groups: Sequence[PreferenceGroup], objective: Objective
     ) -> step.PackedLoss | step.SftLoss:
-        """The packed step: loss and, under DPO, rewards."""
         rows = self._rows(groups)
         if isinstance(objective, Sft):
             return step.sft_loss(

@@ -13,7 +13,8 @@ from reference_impl import pairwise
 from reference_impl.pairwise import Batching, RowOrder
 from verify.cases import CASE_KINDS, CaseKind
 from verify.groups import PreferenceGroup
-from verify.subjects.attention import attention_set_to
+from verify.subject import Support
+from verify.subjects.attention import attention_set_to, gradients_under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,10 @@ class PairwiseSubject:
     row_order: RowOrder = "given"
     layout: str = "unpacked"
     takes: tuple[CaseKind, ...] = CASE_KINDS
+
+    def supports_gradients(self, model: Any) -> Support:
+        """Whether the attention implementation is there when layers are run again."""
+        return gradients_under(model, self.attention)
 
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Log-probs of every completion, unpacked."""

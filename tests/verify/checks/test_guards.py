@@ -99,7 +99,7 @@ def test_a_backward_pass_that_raises_is_an_error_of_the_checks_that_run_it(
 ) -> None:
     findings = put(Wrapped(_NoBackward.apply))
     raised = {name for name, finding in findings.items() if "NotImplementedError: no backward kernel" in finding.reason}
-    assert raised == {"reach", "normalisation", "optimizer-steps"}
+    assert raised == {"reach", "normalisation", "optimizer-steps", "gradient-checkpointing", "dropout"}
     assert {findings[name].verdict for name in raised} == {Verdict.ERROR}
 
 

@@ -39,18 +39,21 @@ NO_PADDING = {"no-padding-in-loss": "no padding passed the embedding"}
 PADDED = ("padded-left", "hf-position-ids/several-rows", "dense-sdpa/block-diagonal/bins")
 OF_EXAMPLES = tuple(check.name for check in EXACT_CHECKS if check.cases == ("distinct-examples",))
 OF_PAIRS = ("group-isolation", "repeat")
+OF_TRAINING = ("optimizer-steps", "gradient-checkpointing", "dropout")
 OF_PREFERENCES = (*OF_PAIRS, "branch-isolation", "causality", "reach", "absolute-positions", "permutation")
 
 
 def not_put(subject: Subject) -> dict[str, str]:
     """What a subject cannot be put to, with a part of the reason."""
     reasons = {} if subject.name in PADDED else dict(NO_PADDING)
+    if subject == HfPositionIdsSubject(attention="eager"):
+        reasons["gradient-checkpointing"] = "layers would run again with attention sdpa instead of eager"
     if not isinstance(subject, PackedSubject):
         return reasons if isinstance(subject, FaultySubject) else reasons | NO_LOSS
     if subject.backend == "flex":
         reasons["reach"] = "FlexAttention has no backward pass on cpu"
         first = {"block-diagonal": "the subject takes examples", "prefix-tree": "no responses of a prompt begin alike"}
-        reasons["optimizer-steps"] = first.get(subject.segments, reasons["reach"])
+        reasons |= dict.fromkeys(OF_TRAINING, first.get(subject.segments, reasons["reach"]))
     if "examples" not in subject.takes:
         reasons |= dict.fromkeys(OF_EXAMPLES, "the subject takes pairs, groups")
     if subject.segments == "block-diagonal":

@@ -23,13 +23,15 @@ KILLED_BY = {
     "normalisation": "coefficients-permuted",
     "own-objective": "beta-missing",
     "optimizer-steps": "adapters-merged-once",
+    "gradient-checkpointing": "attention-gone-when-layers-run-again",
+    "dropout": "evaluation-mode-left-on",
 }
 """A fault that each check kills; those below are the only exact checks that see theirs."""
 OF_EXAMPLES = {
     "no-cross-attention", "no-boundary-target", "no-padding-in-loss", "positions-as-unpacked", "same-number-of-targets",
 }  # fmt: skip
 """What they kill is in test_supervised_packing."""
-ONLY_IT = ("reach", "row-map", "repeat", "normalisation", "optimizer-steps")
+ONLY_IT = ("reach", "row-map", "repeat", "normalisation", "optimizer-steps", "gradient-checkpointing", "dropout")
 
 
 def killed(names: tuple[str, ...]) -> dict[str, tuple[Mutation, set[str]]]:

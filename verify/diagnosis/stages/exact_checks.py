@@ -116,8 +116,8 @@ def _stages(finding: Finding, context: _Context) -> list[tuple[StageName, float]
             return [("token_logps", where_parity_holds)]
         case "normalisation":
             return [("accumulation", by_results)]
-        case "optimizer-steps":
-            return [("gradients", POSSIBLE)]  # what a subject keeps from call to call may be of any stage
+        case "optimizer-steps" | "gradient-checkpointing" | "dropout":
+            return [("gradients", POSSIBLE)]  # what is kept, or is gone, may be of any stage
         case "own-objective":
             reduction = POSSIBLE if finding.reason.startswith("the loss") else where_parity_holds
             return [("objective", where_parity_holds), ("reduction", reduction)]
