@@ -19,6 +19,7 @@ def model_facts(record: Record) -> dict[str, str]:
         "weights SHA-256": model.weights_sha256 or NONE,
         "config": setting(model.config),
         "LoRA": setting(model.lora),
+        "expected by": "the oracle" if model.expected_by == "oracle" else "the unpacked path in float64: no oracle",
         "objective": setting(record.objective),
     }
 

@@ -213,7 +213,18 @@ def closing_line(record: Record) -> str:
     """What a reader should take away: values compared, how near the nearest came to its budget, what was not judged."""
     compared = f"{plural(record.num_compared, 'value')} compared in {plural(len(record.results), 'result')}"
     gaps = not_judged(record)
-    return "; ".join([compared, _headroom(record), *([f"NOT judged: {', '.join(gaps)}"] if gaps else [])])
+    return "; ".join(
+        [compared, _headroom(record), *([f"NOT judged: {', '.join(gaps)}"] if gaps else []), *without_oracle(record)]
+    )
+
+
+def without_oracle(record: Record) -> list[str]:
+    """That nothing independent of the model's own code was there to compare with, where it was not."""
+    if record.model.expected_by == "oracle":
+        return []
+    model_type = record.model.config.get("model_type", "of this type")
+    alone = "judged against the unpacked path alone, in float64 in place of the oracle"
+    return [f"no oracle knows a model {model_type}: {alone}"]
 
 
 def _headroom(record: Record) -> str:

@@ -17,10 +17,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, model_v
 from reports.consistency import inconsistencies
 from reports.values import Count, Measured, Settings, Text, Versions
 
-SCHEMA_VERSION: Literal[4] = 4
-READABLE_VERSIONS = (1, 2, 3, 4)
+SCHEMA_VERSION: Literal[5] = 5
+READABLE_VERSIONS = (1, 2, 3, 4, 5)
 """Version 1 had no exact checks, planted faults, blind spots and diagnoses, version 2 only pairs, version 3 no
-decisions and no other preference objective than "sigmoid"; all can be read."""
+decisions and no other preference objective than "sigmoid", version 4 no model that the oracle does not know; all can be
+read."""
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16"]
@@ -77,6 +78,8 @@ class ModelRecord(_Frozen):
     """Depth of the published config; larger than ``num_layers`` if the depth was cut."""
     config: Settings
     lora: Settings
+    expected_by: Literal["oracle", "unpacked-float64"] = "oracle"
+    """What "to the oracle" means: the oracle, or the unpacked path in float64, where the oracle has no such model."""
 
 
 class GroupRecord(_Frozen):
@@ -391,7 +394,7 @@ class TimingRecord(_Frozen):
 class Record(_Frozen):
     """One run of the gate."""
 
-    schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3, 4, 5] = SCHEMA_VERSION
     tool_version: str
     command: list[Text]
     created_utc: str

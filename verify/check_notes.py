@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from verify.case_files import file_sha256
 from verify.checks.catalogue import CHECKS_ONLY_IN_FULL, FEW_PASSES
 from verify.models.configs import NAMED_CONFIGS
+from verify.models.request import has_rotary_positions, requested_config
 from verify.subjects.selection import ONLY_IN_FULL
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
         notes.append("weights are seeded random numbers on the published config, not the published weights")
     if request.model.config is not None:
         notes.append(f"weights are seeded random numbers on the shape of {Path(options.model).name}")
+    if request.model.family:
+        notes.append("weights are seeded random numbers on a tiny config of the family")
+    if not options.variations and not has_rotary_positions(requested_config(request.model)):
+        notes.append("positions are not rotary: the variation junk-in-front would change values, and was left out")
     if prepared.reduced:
         reduced = {
             "cases": not options.cases and options.cases_file is None and prepared.loaded is None,

@@ -144,7 +144,7 @@ def run_gate(
         Results of every subject, case and dtype that were asked for, the same with any number of processes.
 
     Raises:
-        ValueError: A token id outside the vocabulary, a model that the oracle does not know.
+        ValueError: A token id outside the vocabulary, or a model that is not causal (UnfitModelError).
         WitnessError: The unpacked path cannot be run.
         WorkerError: One of several processes ended early.
     """

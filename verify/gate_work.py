@@ -26,7 +26,7 @@ from verify.objective import objective_named
 from verify.observation import Observation, PhaseSlots, observe
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
-from verify.subjects.oracle import apply_objective, observe_oracle
+from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict
@@ -126,7 +126,7 @@ class GateWork:
             What came of it.
 
         Raises:
-            ValueError: A token id outside the vocabulary, a model that the oracle does not know.
+            ValueError: A token id outside the vocabulary, or a model that is not causal (UnfitModelError).
             WitnessError: The unpacked path cannot be run.
         """
         if self._request.prepare_model is not None:
@@ -201,14 +201,14 @@ def _run_case(
         return run(form)
 
     objective = objective_named(case.objective_name, request.objective)
-    begin("oracle")
-    expected = oracle_cache.get(case.name)
-    if expected is None:
-        expected = observe_oracle(holder.model, case.groups, objective)
-        steps.model_passes_s += expected.elapsed_s
-        if holder.under_test.exact_in_bfloat16:
-            oracle_cache[case.name] = expected
+    begin("expectation")
     try:
+        expected = oracle_cache.get(case.name)
+        if expected is None:
+            expected = holder.expectation.of(case.groups, objective)
+            steps.model_passes_s += expected.elapsed_s
+            if holder.under_test.exact_in_bfloat16:
+                oracle_cache[case.name] = expected
         forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
         noise = _noise_sample(case, forms, expected)
     except (SubjectError, StructureError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from verify.expectation import Expectation
 from verify.model_state import Baseline, WeightsChangedError
 from verify.models.request import ModelRequest, build_model
 from verify.sentinel import model_bits, same_bits
@@ -25,6 +26,7 @@ class ModelHolder:
 
     def __init__(self, request: ModelRequest, dtype: str, prepare: Callable[[Any], None] | None = None) -> None:
         self._request, self._dtype, self._prepare = request, dtype, prepare
+        self._expectation: Expectation | None = None
         self.rebuild()
 
     @property
@@ -32,8 +34,20 @@ class ModelHolder:
         """The model."""
         return self.under_test.model
 
+    @property
+    def expectation(self) -> Expectation:
+        """What steps on the model ought to compute.
+
+        Raises:
+            UnfitModelError: The oracle does not know the model, and it is not causal.
+        """
+        if self._expectation is None:
+            self._expectation = Expectation(self.model)
+        return self._expectation
+
     def rebuild(self) -> None:
         """Build it, and read what it must be from now on."""
+        self._expectation = None
         self.under_test = build_model(self._request, self._dtype)
         if self._prepare is not None:
             self._prepare(self.under_test.model)

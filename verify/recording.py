@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +42,7 @@ from verify.models.request import ModelRequest, ModelUnderTest
 from verify.packed_proof import Summary, summarise
 from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
+from verify.subjects.oracle import unknown_to_oracle
 from verify.verdict import Verdict, fold
 
 DtypeName = Literal["float64", "float32", "bfloat16"]
@@ -221,14 +223,15 @@ def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
         weights=built.weights,
         weights_sha256=_weights_sha256(base),
         num_parameters=sum(p.numel() for _, p in base),
-        num_layers=int(model.config.num_hidden_layers),
+        num_layers=int(model.config.get_text_config().num_hidden_layers),
         num_layers_published=built.num_layers_published,
-        config=cast(dict[str, Any], model.config.to_diff_dict()),
+        config=cast(dict[str, Any], json.loads(model.config.to_json_string(use_diff=True))),
         lora={
             **asdict(request.lora),
-            "targets": [target for target in request.lora.targets if target in adapted],
+            "targets": [target for target in request.lora.targets if target in adapted] or sorted(adapted),
             "initialisation": "both factors non-zero",
         },
+        expected_by="unpacked-float64" if unknown_to_oracle(model.config) else "oracle",
     )
 
 

@@ -146,7 +146,7 @@ def test_a_version_holds_what_it_had(passing_record: Record, version: int, chang
     content |= {"counts": {"NOT_APPLICABLE": 1}, "num_compared": 0, "verdict": "NOT_APPLICABLE"}
     with pytest.raises(ValidationError, match=f"schema_version is {version}, but the record holds .*{message}"):
         Record.model_validate(content)
-    assert Record.model_validate(content | {"schema_version": 4})
+    assert Record.model_validate(content | {"schema_version": 5})
 
 
 def test_decisions_came_with_version_4(passing_record: Record) -> None:
@@ -170,3 +170,12 @@ def test_the_kind_of_a_case_follows_from_objective_and_groups() -> None:
     assert kind_of(case(negatives=[4, 5])) == "groups"
     assert kind_of(case(supervised=[1, 4])) == "groups"
     assert kind_of(case("sft-example-mean", negatives=[])) == "examples"
+
+
+def test_models_without_an_oracle_came_with_version_5(passing_record: Record) -> None:
+    content = passing_record.model_dump() | {"schema_version": 4}
+    assert Record.model_validate(content).model.expected_by == "oracle"
+    content["model"]["expected_by"] = "unpacked-float64"
+    with pytest.raises(ValidationError, match="schema_version is 4, but the record holds expectations of"):
+        Record.model_validate(content)
+    assert Record.model_validate(content | {"schema_version": 5})

@@ -69,16 +69,16 @@ def test_every_number_survives_json(value: float) -> None:
 
 def test_json_is_indented_and_keeps_names_readable(small_record: Record) -> None:
     text = record_json(small_record)
-    assert text.startswith('{\n  "schema_version": 4,\n')
+    assert text.startswith('{\n  "schema_version": 5,\n')
     assert text.endswith("}\n")
     assert "漢" in text
     packages = list(json.loads(text)["environment"]["packages"])
     assert packages == ["peft", "torch", "transformers"]
 
 
-@pytest.mark.parametrize("version", [5, 0, "1", True, 1.5, None])
+@pytest.mark.parametrize("version", [6, 0, "1", True, 1.5, None])
 def test_another_schema_version_is_refused(content: dict[str, Any], version: object, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"given\.json: .*schema_version.*this program reads versions 1, 2, 3, 4"):
+    with pytest.raises(RecordError, match=r"given\.json: .*schema_version.*this program reads versions 1, 2, 3, 4, 5"):
         read_text(json.dumps(content | {"schema_version": version}), tmp_path)
 
 

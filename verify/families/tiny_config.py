@@ -23,7 +23,6 @@ _WINDOW = 16
 _SIZES: dict[str, int] = {
     name: size
     for names, size in (
-        ("vocab_size text_vocab_size vocab_size_per_layer_input", VOCAB_SIZE),
         ("hidden_size d_model n_embd dim embedding_size emb_dim word_embed_proj_dim", _HIDDEN),
         ("num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers", _LAYERS),
         ("num_decoder_layers num_encoder_layers", _LAYERS),
@@ -36,7 +35,6 @@ _SIZES: dict[str, int] = {
         ("num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num", _EXPERTS),
         ("num_experts_per_tok num_experts_per_token moe_topk moe_top_k", _PER_TOKEN),
         ("n_group num_group num_expert_group topk_group", 1),
-        ("max_position_embeddings n_positions n_ctx max_seq_len max_target_positions", _POSITIONS),
         ("sliding_window sliding_window_size window_size attention_window_size attention_chunk_size", _WINDOW),
         ("index_topk", 8),
         ("q_lora_rank kv_lora_rank", 32),
@@ -57,6 +55,8 @@ _SIZES: dict[str, int] = {
     for name in names.split()
 }
 """Sizes by the names of fields; a field that is smaller already stays."""
+_VOCABULARIES = "vocab_size text_vocab_size vocab_size_per_layer_input"
+_POSITION_TABLES = "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions"
 
 _WITHOUT_DEFAULT: Mapping[str, int] = {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS}
 """What most configs work out themselves where it is None, and some models need."""
@@ -92,11 +92,13 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 _GREATER_DEPTHS = (6, 8, 12, 16)
 
 
-def tiny_config(model_type: str) -> PretrainedConfig:
+def tiny_config(model_type: str, *, vocab_size: int = VOCAB_SIZE, num_positions: int = _POSITIONS) -> PretrainedConfig:
     """The config of a model type at the smallest size, at the least depth that has every kind of layer.
 
     Args:
         model_type: A model type of transformers.
+        vocab_size: Size of the vocabulary.
+        num_positions: Positions that a model with a table of them has.
 
     Returns:
         Its config; whatever is wrong with it is raised by the config class.
@@ -106,13 +108,19 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     """
     config_class = CONFIG_MAPPING[model_type]
     default = config_class()
-    fields = _tiny_fields(default)
+    fields = _tiny_fields(
+        default, _SIZES | _of_names(_VOCABULARIES, vocab_size) | _of_names(_POSITION_TABLES, num_positions)
+    )
     for attempt in (fields, *(_with_depth(fields, depth) for depth in _GREATER_DEPTHS)):
         config = config_class(**attempt)
         if layer_kinds(config) >= layer_kinds(default):
             return config
     missing = ", ".join(sorted(layer_kinds(default) - layer_kinds(config)))
     raise ValueError(f"no layer of kind {missing} at {_GREATER_DEPTHS[-1]} layers or fewer")
+
+
+def _of_names(names: str, size: int) -> dict[str, int]:
+    return dict.fromkeys(names.split(), size)
 
 
 def _with_depth(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def layer_kinds(config: PretrainedConfig) -> frozenset[str]:
     return frozenset(map(str, getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()))
 
 
-def _tiny_fields(default: PretrainedConfig) -> dict[str, Any]:
+def _tiny_fields(default: PretrainedConfig, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The fields that are to be given: sizes, special tokens inside the vocabulary, and the same of parts."""
     # A config may write a field under another name than the one that it takes.
     published = {
@@ -140,12 +148,12 @@ def _tiny_fields(default: PretrainedConfig) -> dict[str, Any]:
     for name, value in published.items():
         part = getattr(default, name) if name in default.sub_configs else None
         if isinstance(part, PretrainedConfig):
-            fields[name] = _tiny_fields(part)
-        elif name in _SIZES and isinstance(value, int) and not isinstance(value, bool):
-            fields[name] = min(value, _SIZES[name])
+            fields[name] = _tiny_fields(part, sizes)
+        elif name in sizes and isinstance(value, int) and not isinstance(value, bool):
+            fields[name] = min(value, sizes[name])
         elif name in _WITHOUT_DEFAULT and value is None:
             fields[name] = _WITHOUT_DEFAULT[name]
-        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= VOCAB_SIZE:
+        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= sizes["vocab_size"]:
             fields[name] = 0
     if "kv_lora_rank" in fields and "num_key_value_heads" in fields:
         fields["num_key_value_heads"] = _HEADS  # latent attention has keys for every head

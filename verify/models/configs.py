@@ -125,6 +125,7 @@ _TINY = NamedConfig(
     tie_word_embeddings=False,
     weight_std=0.2,
 )
+TINY_PREFIX = "tiny-"
 TINY_CONFIGS: Mapping[str, NamedConfig] = MappingProxyType(
     {
         "tiny": _TINY,
@@ -196,6 +197,6 @@ def named_config(name: str) -> NamedConfig:
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ValueError(
             f"unknown model {name!r}{hint}: give one of {', '.join(NAMED_CONFIGS)}, the folder of a checkpoint, "
-            "or a JSON file of a shape"
+            "or a JSON file of a shape; or tiny-TYPE with a model type of transformers"
         )
     return config

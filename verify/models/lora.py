@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 LORA_TARGETS = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
+_CHOOSERS = frozenset({"gate", "router"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class LoraSpec:
         alpha: PEFT's ``lora_alpha``; the update is scaled by alpha / rank.
         strength: RMS of the update relative to the RMS of the weight it is added to.
         targets: Names of the linear layers that get an adapter, where the model has them: under experts only those of
-            attention are linear layers.
+            attention are linear layers. A model that has none of them gets adapters on all linear layers of its blocks.
     """
 
     rank: int = 8
@@ -79,17 +81,20 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
         The PEFT model in eval mode; only LoRA tensors require grad.
     """
     has_experts = any(".experts." in name for name, _ in model.named_parameters())
+    named = spec.targets_in(has_experts=has_experts)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
         lora_dropout=0.0,
-        target_modules=list(spec.targets_in(has_experts=has_experts)),
+        target_modules=list(named if any(name in named for name in _linear_layers(model)) else _linear_layers(model)),
         bias="none",
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
         # peft asks transformers for a property under its former name.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        # GPT-2's linear layers hold their weights transposed, which peft finds out and says.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
         peft_model = get_peft_model(model, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -106,6 +111,18 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
             for factor, std in ((factor_a, std_a), (factor_b, std_b)):
                 factor.copy_(rounded_normal(factor.shape, std, generator))
     return peft_model.eval()
+
+
+def _linear_layers(model: Any) -> list[str]:
+    """Last parts of the names of linear layers that stand in a numbered block, without what chooses experts."""
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear | Conv1D) and any(part.isdigit() for part in name.split("."))
+        }
+        - _CHOOSERS
+    )
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def check_memory(request: ModelRequest, dtypes: Sequence[str], available: int | 
     """Refuse seeded weights that this machine cannot hold: passes need more still, so none could be run.
 
     Args:
-        request: The request; a checkpoint lies on a disk of this machine and is not looked at.
+        request: The request; a checkpoint, which lies on a disk of this machine, and a tiny family are not looked at.
         dtypes: Names of the dtypes of the run; one model at a time is held.
         available: Bytes of memory; those of this machine if None.
 
@@ -79,7 +79,7 @@ def check_memory(request: ModelRequest, dtypes: Sequence[str], available: int | 
         ValueError: With what the weights would take.
     """
     available = _memory() if available is None else available
-    if request.is_checkpoint or available is None:
+    if request.is_given_whole or available is None:
         return
     config = request.seeded_config
     count = num_weights(config, request.num_layers or config.num_hidden_layers, request.lora)

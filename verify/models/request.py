@@ -10,6 +10,7 @@ import torch
 
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
+from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
 from verify.models.lora import LoraSpec, add_lora
 from verify.models.random_weights import build_random, hf_config
 
@@ -21,7 +22,8 @@ class ModelRequest:
     """What the user asked for.
 
     Args:
-        name: A named config, or the folder of a checkpoint; with ``config`` any name.
+        name: A named config, "tiny-TYPE" with a model type of transformers, or the folder of a checkpoint; with
+            ``config`` any name.
         num_layers: Cut the depth to this, or None for the published depth.
         device: A torch device, e.g. "cpu" or "cuda".
         seed: Seed of random weights and of the adapters.
@@ -40,7 +42,12 @@ class ModelRequest:
     config: NamedConfig | None = None
 
     def __post_init__(self) -> None:
-        if not self.is_checkpoint:
+        if self.family:
+            if self.num_layers is not None:
+                raise ValueError(
+                    f"--layers {self.num_layers}: {self.name} is built as shallow as shows every kind of its layers"
+                )
+        elif not self.is_checkpoint:
             published = self.seeded_config.num_hidden_layers
             if self.num_layers is not None and not 1 <= self.num_layers <= published:
                 raise ValueError(f"--layers {self.num_layers}: {self.name} has {published} layers")
@@ -50,6 +57,16 @@ class ModelRequest:
     def is_checkpoint(self) -> bool:
         """Whether ``name`` is a folder rather than a named config."""
         return self.config is None and self.name.lower() not in NAMED_CONFIGS and Path(self.name).exists()
+
+    @property
+    def family(self) -> str:
+        """The model type that ``name`` asks for tiny, or ""."""
+        return "" if self.config is not None or self.is_checkpoint else tiny_family(self.name)
+
+    @property
+    def is_given_whole(self) -> bool:
+        """Whether the model comes as it is, with no config of ours whose sizes could be changed."""
+        return self.is_checkpoint or bool(self.family)
 
     @property
     def seeded_config(self) -> NamedConfig:
@@ -96,6 +113,11 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
         base, published = load_checkpoint(Path(request.name), num_layers=request.num_layers, dtype=dtype)
         weights = "local checkpoint"
         exact = all(torch.equal(p, p.to(torch.bfloat16).to(p.dtype)) for p in base.parameters())
+    elif request.family:
+        base = build_family(request.family, dtype=dtype, seed=request.seed)
+        published = int(base.config.get_text_config().num_hidden_layers)
+        weights = f"seeded normal, std {WEIGHT_STD}, rounded to bfloat16"
+        exact = True
     else:
         config = request.seeded_config
         published = config.num_hidden_layers
@@ -134,11 +156,13 @@ def requested_config(request: ModelRequest) -> Any:
     Raises:
         ValueError: The checkpoint's config cannot be read (CheckpointError), or names no vocabulary.
     """
+    if request.family:
+        return family_config(request.family)
     if not request.is_checkpoint:
         config = request.seeded_config
         return hf_config(config, config.num_hidden_layers)
     found = read_config(Path(request.name))
-    if not isinstance(getattr(found, "vocab_size", None), int):
+    if not isinstance(getattr(found.get_text_config(), "vocab_size", None), int):
         raise ValueError(f"{request.name}/config.json: no vocab_size; a causal LM over text is needed")
     return found
 
@@ -149,4 +173,9 @@ def vocabulary_size(request: ModelRequest) -> int:
     Raises:
         ValueError: As for :func:`requested_config`.
     """
-    return int(requested_config(request).vocab_size)
+    return int(requested_config(request).get_text_config().vocab_size)
+
+
+def has_rotary_positions(config: Any) -> bool:
+    """Whether a config says that positions enter as rotations, so that only their differences matter."""
+    return bool(getattr(config.get_text_config(), "rope_parameters", None))

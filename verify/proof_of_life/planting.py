@@ -60,7 +60,13 @@ class Plantings:
 
 
 def choose_plantings(
-    request: GateRequest, *, vocab_size: int, num_layers: int, is_tiny: bool, window: int | None = None
+    request: GateRequest,
+    *,
+    vocab_size: int,
+    num_layers: int,
+    is_tiny: bool,
+    window: int | None = None,
+    module_names: Sequence[str] | None = None,
 ) -> Plantings:
     """Choose what to plant: on a tiny model all that some case shows, elsewhere as many as cost a fifth of the run.
 
@@ -72,6 +78,7 @@ def choose_plantings(
         num_layers: Decoder layers of the model, after a cut.
         is_tiny: Passes cost next to nothing.
         window: Sliding window of the model's layers; None for none.
+        module_names: Names of the model's modules; None where every fault finds the modules that it sits in.
 
     Returns:
         Plantings in the order of the probes; each on the smallest case that shows its fault, with gradients only where
@@ -87,6 +94,9 @@ def choose_plantings(
         if not cases or num_layers < probe.min_layers:
             continue
         case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
+        if module_names is not None and not any(probe.needs in name for name in module_names):
+            left_out[probe.fault] = f"the model has no module {probe.needs.strip('.')}"
+            continue
         if case is None:
             left_out[probe.fault] = f"a window of {window} tokens hides them in every case"
             continue

@@ -19,12 +19,14 @@ class Probe:
         may_hide: Where rounding may be as large as the fault: there a survivor is a blind spot, and not a sign that the
             run is blind. "in bfloat16", or "beyond tiny" in bfloat16 and in any dtype of a model that is not tiny.
         min_layers: Decoder layers that a model needs to show it.
+        needs: What the name of some module must contain, as in transformers' Qwen3: the fault sits there.
     """
 
     fault: str
     seen_in: Literal["forward", "gradients"] = "forward"
     may_hide: Literal["nowhere", "in bfloat16", "beyond tiny"] = "nowhere"
     min_layers: int = 1
+    needs: str = ""
 
     def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
         """Whether rounding may be as large as the fault."""
@@ -38,7 +40,7 @@ class Probe:
 
 PROBES: tuple[Probe, ...] = (
     Probe("branches-not-isolated"),
-    Probe("prompt-cache-detached", seen_in="gradients", may_hide="in bfloat16"),
+    Probe("prompt-cache-detached", seen_in="gradients", may_hide="in bfloat16", needs=".self_attn.k_proj"),
     Probe("reference-with-adapters-on"),
     Probe("falls-back-to-unpacked"),
     Probe("trees-not-isolated"),
@@ -49,7 +51,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("mean-instead-of-sum", seen_in="gradients", may_hide="in bfloat16"),
     Probe("preference-reversed", seen_in="gradients"),
     Probe("sum-over-groups", seen_in="gradients"),
-    Probe("first-layer-without-gradient", seen_in="gradients", min_layers=2),
+    Probe("first-layer-without-gradient", seen_in="gradients", min_layers=2, needs=".layers.0."),
     Probe("third-tree-sees-second"),
     Probe("attends-to-parent-only"),
     Probe("shared-token-gradient-once", seen_in="gradients", may_hide="in bfloat16"),

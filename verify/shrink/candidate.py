@@ -72,7 +72,7 @@ class Candidate:
             ),
             "largest token id": max(max(self.tokens(segment)) for segment in self.segments),
         }
-        if self.model.is_checkpoint:
+        if self.model.is_given_whole:
             return size
         config = self.model.seeded_config
         return size | {
@@ -204,7 +204,7 @@ def unshared(candidate: Candidate, segment: Segment) -> Candidate | None:
         return None
     fresh = candidate.size["largest token id"] + 1
     old = sorted(set(candidate.tokens(segment)))
-    if not candidate.model.is_checkpoint and fresh + len(old) > candidate.model.seeded_config.vocab_size:
+    if not candidate.model.is_given_whole and fresh + len(old) > candidate.model.seeded_config.vocab_size:
         return None
     names = {token: fresh + number for number, token in enumerate(old)}
     return mapped(candidate, {segment}, names.__getitem__)

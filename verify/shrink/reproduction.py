@@ -14,6 +14,7 @@ from typing import Any
 from verify.case_files import cases_text
 from verify.environment import tool_version
 from verify.gate import GateRequest
+from verify.models.request import ModelRequest
 from verify.models.shape_file import Shape, shape_text
 from verify.objective import objective_named
 from verify.shrink.candidate import Candidate
@@ -105,10 +106,14 @@ def reproduction_files(shrunk: Shrunk, setting: Setting) -> dict[str, bytes]:
     return files
 
 
+def _named(model: ModelRequest) -> str:
+    return str(Path(model.name).resolve()) if model.is_checkpoint else model.name
+
+
 def command(shrunk: Shrunk, setting: Setting) -> list[tuple[str, str]]:
     """Options of ``packparity check`` and their values as a POSIX shell takes them; ``$here`` is the folder."""
     request, model = setting.request, shrunk.after.model
-    options = [("--model", _here(_MODEL) if model.config is not None else shlex.quote(str(Path(model.name).resolve())))]
+    options = [("--model", _here(_MODEL) if model.config is not None else shlex.quote(_named(model)))]
     if model.num_layers is not None:
         options.append(("--layers", str(model.num_layers)))
     options += [("--cases-file", _here(_CASES)), ("--subject", _subject(shrunk.named)), ("--dtype", shrunk.dtype)]

@@ -193,7 +193,7 @@ class _Task:
             )
         if self._has_own_trials:
             notes = ["on the tiny model the subject does not fail in the same way"] if attempts else []
-            attempts.append((own if own.model.is_checkpoint else seeded(own), notes))
+            attempts.append((own if own.model.is_given_whole else seeded(own), notes))
         for candidate, notes in attempts:
             self.progress(0, MAX_TRIALS, f"shrinking {self.subject.name} in {self.dtype}: case {case.name} alone")
             found = trials.failure(candidate)
@@ -225,7 +225,7 @@ class _Task:
 
     def _as_it_is(self, case: Case, failures: Mapping[str, Failure], note: str) -> Shrunk:
         own = Candidate(case, self.setting.request.model)
-        candidate = own if own.model.is_checkpoint else seeded(own)
+        candidate = own if own.model.is_given_whole else seeded(own)
         return self._shrunk(case, candidate, failures[case.name], [note, "not tried alone"])
 
     def _shrunk(self, case: Case, after: Candidate, failure: Failure, notes: list[str]) -> Shrunk:
@@ -249,8 +249,8 @@ class _Start:
 
 
 def _is_large(model: ModelRequest) -> bool:
-    if model.is_checkpoint:
-        return True
+    if model.is_given_whole:
+        return model.is_checkpoint
     config = model.seeded_config
     heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
     layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)

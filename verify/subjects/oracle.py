@@ -72,16 +72,20 @@ def _parameters(objective: Objective) -> _Parameters:
     return {}
 
 
-def check_known_to_oracle(config: Any) -> None:
-    """Refuse a model that the oracle has no decoder for.
+def unknown_to_oracle(config: Any) -> str:
+    """Why the oracle has no decoder for a model; "" where it has.
 
     Args:
         config: The transformers config.
 
-    Raises:
-        ValueError: With what the oracle knows.
+    Returns:
+        The reason, with what the oracle knows.
     """
-    from_hf_config(config.to_dict())
+    try:
+        from_hf_config(config.to_dict())
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def read_tensors(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraFactors]]:

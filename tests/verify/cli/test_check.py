@@ -397,3 +397,56 @@ def test_real_pairs_are_judged_and_recorded(cli: Cli, tmp_path: Path, tokenizer:
     assert (done.status, record["verdict"]) == (0, "PASS")
     assert (record["data"]["rows_read"], record["data"]["num_pairs"]) == (3, 2)
     assert record["cases"][0]["groups"][0]["source"].startswith("rows.jsonl:")
+
+
+OF_A_FAMILY = ("--case", "balanced", "--subject", "dense-sdpa", "--quiet")
+
+
+def test_a_family_that_the_oracle_does_not_know_is_judged_by_the_unpacked_path_and_says_so(
+    cli: Cli, tmp_path: Path
+) -> None:
+    done = cli("--model", "tiny-gemma3_text", *OF_A_FAMILY, "--out", tmp_path)
+    assert done.status == 0
+    said = " ".join(done.out.split())
+    assert "no oracle knows a model gemma3_text: judged against the unpacked path alone" in said
+    record = read_record(tmp_path / "record.json")
+    assert record.model.expected_by == "unpacked-float64"
+    assert record.model.name == "tiny-gemma3_text"
+    assert len(record.planted) > 10
+    assert all(planted.killed for planted in record.planted)
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text()
+        assert "the unpacked path in float64: no oracle" in text
+        assert "judged against the unpacked path alone" in " ".join(text.split())
+
+
+def test_a_wrong_subject_fails_there_too(cli: Cli) -> None:
+    done = cli("--model", "tiny-gemma3_text", "--case", "balanced", "--subject", "fault:causal-mask-only", "--quiet")
+    assert done.status == 1
+    assert "no oracle knows a model gemma3_text" in " ".join(done.out.split())
+
+
+def test_without_rotary_positions_a_variation_that_moves_them_is_left_out(cli: Cli) -> None:
+    done = cli("--model", "tiny-gpt2", *OF_A_FAMILY)
+    assert done.status == 0
+    said = " ".join(done.out.split())
+    assert "positions are not rotary: the variation junk-in-front would change values, and was left out" in said
+    assert "faults not planted: prompt-cache-detached: the model has no module self_attn.k_proj" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tiny-gemma2", "model tiny-gemma2: transformers computes it without SDPA"),
+        ("tiny-gema3", "unknown model family 'gema3': did you mean gemma3"),
+        ("tiny-bart", "model type bart: 24 of 48 LoRA tensors have no gradient"),
+    ],
+)
+def test_a_family_that_cannot_be_judged_is_refused_in_one_line(
+    cli: Cli, model: str, message: str, tmp_path: Path
+) -> None:
+    done = cli("--model", model, *OF_A_FAMILY, "--out", tmp_path / "out")
+    assert done.status == 2
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
