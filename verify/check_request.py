@@ -30,7 +30,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import DTYPES, ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
-from verify.objective import preference_of
+from verify.objective import run_objective
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
@@ -171,13 +171,13 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
     reduced = large and not options.full
     subjects = _subjects(options, reduced)
-    objective = preference_of(
+    objective = run_objective(
         options.objective,
         beta=options.beta,
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
     )
-    cases, loaded = choose_cases(options, vocab_size=vocab_size, reduced=reduced, preference=objective.name)
+    cases, loaded = choose_cases(options, vocab_size=vocab_size, reduced=reduced, objective=objective.name)
     for case in cases:
         check_token_ids(case.groups, vocab_size)
     request = GateRequest(

@@ -22,7 +22,7 @@ from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
 from verify.noise import NoiseSample
-from verify.objective import objective_named
+from verify.objective import REWARD_MODEL, objective_named
 from verify.observation import Observation, PhaseSlots, observe
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
@@ -111,9 +111,10 @@ class GateWork:
     def __init__(self, request: GateRequest, checks: Sequence[ExactCheck] = ()) -> None:
         self._request, self._checks = request, checks
         self._oracle_cache: dict[str, Observation] = {}
-        self._holder: ModelHolder | None = None
         self._dtype = ""
-        self._setting: Setting | None = None
+        # By whether they are of the reward model.
+        self._holders: dict[bool, ModelHolder] = {}
+        self._settings: dict[bool, Setting] = {}
 
     def __call__(self, piece: Piece, begin: Begin) -> PieceDone:
         """Do a piece.
@@ -130,41 +131,62 @@ class GateWork:
             WitnessError: The unpacked path cannot be run.
         """
         if self._request.prepare_model is not None:
-            self._holder = None  # what was prepared may go on from pass to pass, and no piece may depend on another
-        steps, holder = _Steps(begin), self.holder_of(piece.dtype)
+            self._holders, self._settings = {}, {}  # what was prepared may go on from pass to pass, and no piece may depend on another
+        steps = _Steps(begin)
         if piece.case is not None:
+            holder = self.holder_of(piece.dtype, is_reward_model=piece.case.objective_name == REWARD_MODEL)
             check_token_ids(piece.case.groups, holder.model.get_input_embeddings().num_embeddings)
             run = _run_case(piece.case, piece.dtype, holder, self._request, self._oracle_cache, steps)
             return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, case_run=run)
         assert piece.subject is not None
-        findings = self._exact_checks(piece.subject, holder, steps)
+        findings = self._exact_checks(piece.subject, piece.dtype, steps)
         return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, findings=findings)
 
-    def holder_of(self, dtype: str) -> ModelHolder:
-        """The model of a dtype; that of another dtype is let go first."""
-        if self._holder is None or dtype != self._dtype:
-            self._holder = self._setting = None
-            self._holder, self._dtype = ModelHolder(self._request.model, dtype, self._request.prepare_model), dtype
-        return self._holder
+    def holder_of(self, dtype: str, *, is_reward_model: bool = False) -> ModelHolder:
+        """The causal LM or the reward model of a dtype; those of another dtype are let go first."""
+        if dtype != self._dtype:
+            self._holders, self._settings, self._dtype = {}, {}, dtype
+        if is_reward_model not in self._holders:
+            request = self._request
+            self._holders[is_reward_model] = ModelHolder(
+                request.model, dtype, request.prepare_model, is_reward_model=is_reward_model
+            )
+        return self._holders[is_reward_model]
 
-    def _exact_checks(self, subject: Subject, holder: ModelHolder, steps: _Steps) -> tuple[Finding, ...]:
-        steps.begin(f"{self._dtype} exact checks: {subject.name}")
+    def _exact_checks(self, subject: Subject, dtype: str, steps: _Steps) -> tuple[Finding, ...]:
+        steps.begin(f"{dtype} exact checks: {subject.name}")
         start, request = time.perf_counter(), self._request
         try:
-            if self._setting is None:
-                self._setting = measure_setting(
+            findings = [
+                finding
+                for is_reward_model in ([False, True] if request.objective.name == REWARD_MODEL else [False])
+                for finding in run_checks(
+                    subject,
                     self._checks,
-                    holder,
-                    dtype=self._dtype,
-                    objective=request.objective,
-                    policy=request.policy,
-                    seed=request.seed,
+                    self._setting(dtype, is_reward_model),
+                    self.holder_of(dtype, is_reward_model=is_reward_model),
                 )
-            return run_checks(subject, self._checks, self._setting, holder)
+            ]
         except (SubjectError, StructureError) as error:
-            raise WitnessError(f"{self._dtype} exact checks: the unpacked path cannot be compared: {error}") from error
+            raise WitnessError(f"{dtype} exact checks: the unpacked path cannot be compared: {error}") from error
         finally:
             steps.model_passes_s += time.perf_counter() - start
+        order = [(check.name, case) for check in self._checks for case in check.cases]
+        return tuple(sorted(findings, key=lambda finding: order.index((finding.check, finding.case))))
+
+    def _setting(self, dtype: str, is_reward_model: bool) -> Setting:
+        holder = self.holder_of(dtype, is_reward_model=is_reward_model)
+        if is_reward_model not in self._settings:
+            request = self._request
+            self._settings[is_reward_model] = measure_setting(
+                self._checks,
+                holder,
+                dtype=dtype,
+                objective=request.objective,
+                policy=request.policy,
+                seed=request.seed,
+            )
+        return self._settings[is_reward_model]
 
 
 class _Steps:

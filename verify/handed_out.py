@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
-from verify.objective import Preference, Sft
+from verify.objective import Preference, RewardModel, Sft
 from verify.subject import SubjectError
 
 _Value = TypeVar("_Value")
@@ -44,7 +44,7 @@ def on_copies(who: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied(value: _Value) -> _Value:
-    if isinstance(value, PreferenceGroup | Preference | Sft):
+    if isinstance(value, PreferenceGroup | Preference | Sft | RewardModel):
         return copy(value)
     if isinstance(value, Case):
         copied = copy(value)
@@ -63,7 +63,7 @@ def _changed(value: Any, copied: Any) -> str:
     """
     if isinstance(value, PreferenceGroup):
         return "" if _same_fields(value, copied) else "the groups"
-    if isinstance(value, Preference | Sft):
+    if isinstance(value, Preference | Sft | RewardModel):
         return "" if _same_fields(value, copied) else "the objective"
     if isinstance(value, Case):
         return "" if _same_fields(value, copied, "groups") and not _changed(value.groups, copied.groups) else "the case"

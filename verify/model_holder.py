@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from verify.expectation import Expectation
 from verify.model_state import Baseline, WeightsChangedError
-from verify.models.request import ModelRequest, build_model
+from verify.models.request import ModelRequest, build_model, build_reward_model
 from verify.sentinel import model_bits, same_bits
 
 
@@ -22,10 +23,19 @@ class ModelHolder:
         request: What to build.
         dtype: Name of the dtype.
         prepare: Called with each model that is built, before anything runs on it.
+        is_reward_model: Build a reward model rather than a causal LM.
     """
 
-    def __init__(self, request: ModelRequest, dtype: str, prepare: Callable[[Any], None] | None = None) -> None:
-        self._request, self._dtype, self._prepare = request, dtype, prepare
+    def __init__(
+        self,
+        request: ModelRequest,
+        dtype: str,
+        prepare: Callable[[Any], None] | None = None,
+        *,
+        is_reward_model: bool = False,
+    ) -> None:
+        self._build = partial(build_reward_model if is_reward_model else build_model, request, dtype)
+        self._prepare, self.is_reward_model = prepare, is_reward_model
         self._expectation: Expectation | None = None
         self.rebuild()
 
@@ -48,7 +58,7 @@ class ModelHolder:
     def rebuild(self) -> None:
         """Build it, and read what it must be from now on."""
         self._expectation = None
-        self.under_test = build_model(self._request, self._dtype)
+        self.under_test = self._build()
         if self._prepare is not None:
             self._prepare(self.under_test.model)
         self.baseline = Baseline.read(self.under_test.model)
@@ -63,7 +73,7 @@ class ModelHolder:
         """
         if self._gives_the_bits(lambda: self.model):
             return
-        if not self._gives_the_bits(lambda: build_model(self._request, self._dtype).model):
+        if not self._gives_the_bits(lambda: self._build().model):
             raise LeftBehindError(
                 f"subject {subject} left something behind that changes what any model computes (a patched function or "
                 "class?): no other subject can be judged in this run"

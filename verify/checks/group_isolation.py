@@ -7,6 +7,7 @@ from dataclasses import replace
 from verify.cases import Case
 from verify.checks.bench import Bench, Groups
 from verify.checks.check import ExactCheck, Measured
+from verify.checks.of_rewards import hold_rewards_against_rewritings
 from verify.checks.places import holders
 from verify.checks.reference import hold_reference_against_rewriting
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
@@ -19,6 +20,10 @@ def _measure(bench: Bench, case: Case) -> Measured:
         return policy
     reference = hold_reference_against_rewriting(bench, case, rewritings[len(rewritings) // 2])
     return replace(reference, num_compared=policy.num_compared + reference.num_compared)
+
+
+def _of_rewards(bench: Bench, case: Case) -> Measured:
+    return hold_rewards_against_rewritings(bench, case, [_group(case.groups, g) for g in range(len(case.groups))])
 
 
 def _group(groups: Groups, g: int) -> Rewriting:
@@ -34,7 +39,7 @@ GROUP_ISOLATION = ExactCheck(
         "bit-identical, for each of three groups in a batch; its own change. The same holds for the reference "
         "log-probs when the group in the middle is rewritten: none is left over from other tokens of the same lengths. "
         "Where a loss returns rewards alone, the sums that follow from them equal those of the unpacked reference on "
-        "the rewritten tokens but for rounding."
+        "the rewritten tokens but for rounding. The rewards of a reward model change and keep their bits alike."
     ),
     cannot_see=(
         "Dependence on lengths; anything where groups do not share a batch; log-probs kept by token ids, which "
@@ -42,4 +47,5 @@ GROUP_ISOLATION = ExactCheck(
     ),
     cases=("distinct-tokens",),
     measure=_measure,
+    of_rewards=_of_rewards,
 )

@@ -10,12 +10,12 @@ from verify.cases import Case
 from verify.checks.bench import Bench, Setting
 from verify.checks.cases import CaseName, check_cases
 from verify.checks.check import ExactCheck, Finding, Measured, NotApplicableError
-from verify.checks.training_yardsticks import measure_training
-from verify.checks.yardsticks import measure_yardsticks
+from verify.checks.training_yardsticks import TrainingYardsticks, measure_training
+from verify.checks.yardsticks import Yardsticks, measure_yardsticks
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, restored_model
-from verify.objective import Preference
+from verify.objective import REWARD_MODEL, RunObjective, preference_beside
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.tolerance import Policy
@@ -28,7 +28,7 @@ def run_exact_checks(
     holder: ModelHolder,
     *,
     dtype: str,
-    objective: Preference,
+    objective: RunObjective,
     policy: Policy,
     seed: int,
     begin: Callable[[Subject], None],
@@ -40,7 +40,7 @@ def run_exact_checks(
         checks: The checks.
         holder: Holds the model.
         dtype: Name of the dtype.
-        objective: beta and label smoothing.
+        objective: That of the run.
         policy: Factors and floors.
         seed: Seed of the cases and of the passes.
         begin: Called before each subject.
@@ -65,7 +65,7 @@ def measure_setting(
     holder: ModelHolder,
     *,
     dtype: str,
-    objective: Preference,
+    objective: RunObjective,
     policy: Policy,
     seed: int,
 ) -> Setting:
@@ -75,7 +75,7 @@ def measure_setting(
         checks: The checks that will be run.
         holder: Holds the model.
         dtype: Name of the dtype.
-        objective: beta and label smoothing.
+        objective: That of the run.
         policy: Factors and floors.
         seed: Seed of the cases and of the passes.
 
@@ -86,18 +86,25 @@ def measure_setting(
         SubjectError: The unpacked path itself cannot be run.
         StructureError: It cannot be compared.
     """
-    cases = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed, objective.name)
-    yardsticks = measure_yardsticks(
-        holder.model,
-        holder.baseline,
-        cases,
-        [check.name for check in checks],
-        dtype=dtype,
-        objective=objective,
-        policy=policy,
-        seed=seed,
-    )
-    training = measure_training(holder.model, cases, checks, dtype=dtype, objective=objective, policy=policy, seed=seed)
+    every = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed, objective.name)
+    cases, preference = every.on(reward_model=holder.is_reward_model), preference_beside(objective)
+    if holder.is_reward_model:  # what is asked of rewards has no budget that the model enters
+        yardsticks = Yardsticks(token_budgets={}, losses={}, absolute={})
+        training = TrainingYardsticks(trajectories={}, under_dropout={})
+    else:
+        yardsticks = measure_yardsticks(
+            holder.model,
+            holder.baseline,
+            cases,
+            [check.name for check in checks],
+            dtype=dtype,
+            objective=preference,
+            policy=policy,
+            seed=seed,
+        )
+        training = measure_training(
+            holder.model, cases, checks, dtype=dtype, objective=preference, policy=policy, seed=seed
+        )
     return Setting(
         dtype=dtype,
         objective=objective,
@@ -121,9 +128,9 @@ def run_checks(
         holder: Holds the model; it is as before afterwards, or new.
 
     Returns:
-        One finding for each check and case, in order.
+        One finding for each check and each of its cases that is run on this model, in order.
     """
-    wanted = [(check, name) for check in checks for name in check.cases]
+    wanted = [(check, name) for check in checks for name in check.cases if name not in setting.cases.elsewhere]
     refused = {name: _refusal(subject, setting, name) for _, name in wanted}
     if None not in refused.values():
         return tuple(_finding(subject, setting, check, name, refused[name]) for check, name in wanted)
@@ -159,8 +166,12 @@ def _refusal(subject: Subject, setting: Setting, name: CaseName) -> tuple[Verdic
 
 
 def _put_to(check: ExactCheck, bench: Bench, case: Case) -> _Outcome:
+    of_rewards = case.objective_name == REWARD_MODEL
+    measure = check.of_rewards if of_rewards else check.measure
+    if measure is None:
+        return Verdict.NOT_APPLICABLE, "it is about log-probs, or what is made of them, and a reward model has none"
     try:
-        return check.measure(bench, case)
+        return measure(bench, case)
     except NotApplicableError as error:
         return Verdict.NOT_APPLICABLE, str(error)
     except SubjectError as error:

@@ -20,8 +20,8 @@ _HELP_MODEL = (
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
 _HELP_OBJECTIVE = (
-    "Preference objective of the cases: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, groupdpo-mpo, "
-    "groupdpo-softmax or groupdpo-all-pairs."
+    "Objective of cases that compare responses: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, groupdpo-mpo, "
+    "groupdpo-softmax or groupdpo-all-pairs; or reward-model (a Bradley-Terry reward model)."
 )
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
 _HELP_FULL = "All built-in subjects, and in all dtypes, unless you name some; about five times the default's time."
@@ -72,7 +72,7 @@ def check(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from reports.store import check_writable
     from verify.cli import option_checks
-    from verify.objective import preference_of
+    from verify.objective import run_objective
 
     option_checks.check_model(model, layers)
     option_checks.check_subjects(subject or (), backend or ())
@@ -82,7 +82,7 @@ def check(
     option_checks.check_numbers(seed=seed, threads=threads)
     if shrink_seconds is not None and not shrink:
         raise ValueError("--shrink-seconds goes with --shrink")
-    preference_of(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+    run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
     option_checks.check_policy(policy)
     option_checks.check_data_options(
         data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=cases_file

@@ -25,6 +25,7 @@ from verify.faults import (
     prefix_trees,
     reduction,
     reference,
+    reward_model,
     supervision,
     token_logps,
     training,
@@ -62,8 +63,9 @@ FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
     *other_objectives.FAULTS,
     *likelihood.FAULTS,
     *two_pass.FAULTS,
+    *reward_model.FAULTS,
 )
-"""What only a run with cases of some other preference objective than sigmoid can show."""
+"""What only a run with cases of some other objective that compares than sigmoid can show."""
 CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
@@ -72,6 +74,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     *kept.MUTANTS,
     *other_objectives.MUTANTS,
     *two_pass.MUTANTS,
+    *reward_model.MUTANTS,
 )
 
 

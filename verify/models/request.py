@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
 from verify.models.lora import LoraSpec, add_lora
 from verify.models.random_weights import build_random, hf_config
+from verify.models.reward_model import train_score_head, with_score_head
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -80,10 +81,10 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUnderTest:
-    """A PEFT-wrapped causal LM and what it was built from.
+    """A PEFT-wrapped causal LM or reward model, and what it was built from.
 
     Args:
-        model: The model on its device, in eval mode; only LoRA tensors require grad.
+        model: The model on its device, in eval mode; only LoRA tensors and the head of a reward model require grad.
         weights: Where the weights come from, in words.
         num_layers_published: Depth of the config before a cut.
         exact_in_bfloat16: Whether bfloat16 represents every weight, so that all dtypes run the same values.
@@ -108,7 +109,31 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
     Raises:
         ValueError: A checkpoint that cannot be used (CheckpointError).
     """
-    dtype = DTYPES[dtype_name]
+    built = _without_adapters(request, DTYPES[dtype_name])
+    return replace(built, model=add_lora(built.model, request.lora, seed=request.seed + 1).to(request.device))
+
+
+def build_reward_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
+    """Build a reward model of the requested model in one dtype: its blocks and adapters under a seeded score head.
+
+    Args:
+        request: The request.
+        dtype_name: "float64", "float32" or "bfloat16".
+
+    Returns:
+        The sequence classifier with the weights and adapters of :func:`build_model`, and its head trained.
+
+    Raises:
+        ValueError: As :func:`build_model`, or transformers has no such classifier.
+    """
+    built = _without_adapters(request, DTYPES[dtype_name])
+    classifier = with_score_head(built.model, seed=request.seed + 2)
+    model = add_lora(classifier, request.lora, seed=request.seed + 1, task_type=None)
+    train_score_head(model)
+    return replace(built, model=model.to(request.device), weights=f"{built.weights}; score head seeded")
+
+
+def _without_adapters(request: ModelRequest, dtype: torch.dtype) -> ModelUnderTest:
     if request.is_checkpoint:
         base, published = load_checkpoint(Path(request.name), num_layers=request.num_layers, dtype=dtype)
         weights = "local checkpoint"
@@ -125,8 +150,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
         base = build_random(config, num_layers=depth, dtype=dtype, seed=request.seed)
         weights = f"seeded normal, std {config.weight_std}, rounded to bfloat16"
         exact = True
-    model = add_lora(base, request.lora, seed=request.seed + 1).to(request.device)
-    return ModelUnderTest(model=model, weights=weights, num_layers_published=published, exact_in_bfloat16=exact)
+    return ModelUnderTest(model=base, weights=weights, num_layers_published=published, exact_in_bfloat16=exact)
 
 
 def check_device(device: str) -> None:

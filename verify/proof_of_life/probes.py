@@ -61,6 +61,13 @@ PROBES: tuple[Probe, ...] = (
     Probe("target-across-examples", may_hide="in bfloat16"),
     Probe("user-turns-supervised", may_hide="in bfloat16"),
     Probe("examples-one-per-row"),
+    Probe("reward-branches-not-isolated"),
+    Probe("reward-read-one-token-early"),
+    Probe("reward-read-at-end-of-row"),
+    Probe("reward-head-learns-from-chosen", seen_in="gradients"),
+    Probe("reward-preference-reversed", seen_in="gradients"),
+    Probe("reward-pairs-summed"),
+    Probe("reward-positions-run-on", may_hide="in bfloat16"),
     Probe("logits-in-bfloat16-forward", may_hide="beyond tiny"),
     Probe("one-gradient-off-by-a-thousandth", seen_in="gradients", may_hide="beyond tiny"),
 )

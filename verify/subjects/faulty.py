@@ -8,8 +8,8 @@ Shape letters: B rows, T slots, V vocabulary, N targets, K completions, G groups
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from packed_impl.attention import attention_implementation, causal_lm
+from packed_impl.attention import attention_implementation, pretrained_model
 from packed_impl.bins import packed_length
 from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
 from packed_impl.forest import positions as path_positions
@@ -34,10 +34,11 @@ from verify.faults.stages import Batch, Forward, Parameters, Stages, Targets, Te
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
 from verify.models.lora import adapters_off
-from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, Sft
+from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel, Sft
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.packed import rows_of_bins
+from verify.subjects.staged_rewards import readout, reward_terms, scores, staged_rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +47,9 @@ class StagedLoss:
 
     Args:
         loss: Differentiable scalar.
-        rewards: ``beta * (logp - ref_logp)`` of each completion, [K]; none under SFT.
-        per_token_logps: Policy log-probs, one tensor per completion.
-        ref_per_token_logps: The same under the frozen policy; empty under SFT.
+        rewards: ``beta * (logp - ref_logp)`` of each completion, or that of a reward model, [K]; none under SFT.
+        per_token_logps: Policy log-probs, one tensor per completion; empty of a reward model.
+        ref_per_token_logps: The same under the frozen policy; empty where there is none.
     """
 
     loss: Tensor
@@ -100,7 +101,9 @@ class FaultySubject:
         return not getattr(replacement, "__module__", "").startswith("verify.")
 
     def supports(self, case: Case) -> Support:
-        """Only the cases that it was given."""
+        """Only the cases that it was given, under objectives whose step has the stage."""
+        if self.mutation is not None and not self.mutation.runs_under(case.objective_name):
+            return Support(False, f"stage {self.mutation.stage} as replaced is no part of a step of {case.objective_name}")
         if self.cases is None or case.name in self.cases:
             return Support(True)
         return Support(False, f"run on {', '.join(sorted(self.cases)) or 'no case'} only")
@@ -120,6 +123,8 @@ class FaultySubject:
         """The whole step."""
         stages = self._stages()
         rows = stages.layout(groups)
+        if isinstance(objective, RewardModel):
+            return self._reward_model_loss(stages, model, rows, groups, objective)
         # The frozen policy goes first: switching adapters back on resets requires_grad.
         ref_logps = None
         if isinstance(objective, Preference):
@@ -135,6 +140,21 @@ class FaultySubject:
             rewards=terms.rewards,
             per_token_logps=_by_completion(logps, groups),
             ref_per_token_logps=[] if ref_logps is None else _by_completion(ref_logps, groups),
+        )
+
+    def _reward_model_loss(
+        self, stages: Stages, model: Any, rows: Rows, groups: Sequence[PreferenceGroup], objective: RewardModel
+    ) -> StagedLoss:
+        batch = Batch(groups, torch.tensor([len(ids) for group in groups for ids in group.completions]))
+        parameters = _policy_parameters(stages, model, rows)
+        with _as_staged(stages, model, rows):
+            rewards = staged_rewards(stages, model, rows, parameters, _inputs(stages, model, rows), batch)
+        terms = stages.objective(rewards, rewards.new_empty(0), batch, objective)
+        return StagedLoss(
+            loss=stages.accumulation(terms, batch, rows),
+            rewards=terms.rewards,
+            per_token_logps=[],
+            ref_per_token_logps=[],
         )
 
     def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:
@@ -195,6 +215,8 @@ def honest_stages(packing: Packing) -> Stages:
         token_logps=_token_logps,
         reduction=_reduction,
         reference=_reference,
+        readout=readout,
+        scores=scores,
         objective=_objective,
         accumulation=_accumulation,
         gradients=_gradients,
@@ -206,20 +228,24 @@ def _logps(
 ) -> Tensor:
     """Log-probs of all targets; [N]."""
     device = model.device
-    targets = stages.supervision(rows, stages.predictors(rows))
-    told = partial(_told, stages.mask(rows), _positions(rows), model)
-    inputs = {
-        "input_ids": rows.input_ids.to(device),
-        "position_ids": stages.positions(rows).to(device),
-        "attention_mask": layer_windows(causal_lm(model)).handed_out(told),
-        "use_cache": False,
-    }
+    targets, inputs = stages.supervision(rows, stages.predictors(rows)), _inputs(stages, model, rows)
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
         logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
     else:
         logits_BTV = forwards.logits(model, inputs, partial(_logits, stages, model, rows, {}))  # noqa: N806
     picked = logits_BTV[targets.rows.to(device), targets.predictor_slots.to(device)]
     return stages.token_logps(picked, targets.token_ids.to(device))
+
+
+def _inputs(stages: Stages, model: Any, rows: Rows) -> dict[str, Any]:
+    """Keyword arguments of a forward pass."""
+    told = partial(_told, stages.mask(rows), _positions(rows), model)
+    return {
+        "input_ids": rows.input_ids.to(model.device),
+        "position_ids": stages.positions(rows).to(model.device),
+        "attention_mask": layer_windows(pretrained_model(model)).handed_out(told),
+        "use_cache": False,
+    }
 
 
 def _told(mask: Tensor, positions: Tensor, model: Any, window: int | None) -> Tensor:
@@ -262,15 +288,22 @@ def shows_within(window: int, mutation: Mutation, case: Case) -> bool:
 
 def _logits(stages: Stages, model: Any, rows: Rows, parameters: Parameters, inputs: Mapping[str, Any]) -> Tensor:
     """Logits of all slots; [B, T, V]."""
+    with _as_staged(stages, model, rows):
+        output = functional_call(model, dict(parameters), kwargs=dict(inputs)) if parameters else model(**inputs)
+    logits: Tensor = output.logits
+    return logits
+
+
+@contextmanager
+def _as_staged(stages: Stages, model: Any, rows: Rows) -> Iterator[None]:
+    """The attention of a staged step, and its activations."""
     with ExitStack() as stack:
         stack.enter_context(attention_implementation(model, "dense-sdpa"))
         if stages.activations is not _activations:  # hundreds of hooks take longer than a tiny model's pass
             for name, module in model.named_modules():
                 hook = partial(_pass_on, stages, rows, name)
                 stack.callback(module.register_forward_hook(hook).remove)
-        output = functional_call(model, dict(parameters), kwargs=dict(inputs)) if parameters else model(**inputs)
-    logits: Tensor = output.logits
-    return logits
+        yield
 
 
 def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: object, output: object) -> object:
@@ -376,6 +409,8 @@ def _reference(model: Any, forward: Forward, rows: Rows) -> Tensor:
 
 
 def _objective(sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Objective) -> Terms:
+    if isinstance(objective, RewardModel):
+        return reward_terms(sums, batch)
     if isinstance(objective, Sft):
         counts = batch.num_counted.to(sums)
         weights = counts if objective.mean == "token" else torch.ones_like(counts)
