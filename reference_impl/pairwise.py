@@ -225,12 +225,12 @@ def _batch_rewards(model: nn.Module, rows: Sequence[UnpackedSequence], batch: Pa
     }
     last = torch.tensor([start + len(row.ids) - 1 for row, start in zip(rows, batch.starts, strict=True)])
     if last.tolist() == [batch.input_ids.shape[1] - 1]:
-        scores_B = model(**inputs).logits[:, 0]  # noqa: N806
+        scores_B = model(**inputs).logits[:, 0]
     else:
         unwrap = getattr(model, "get_base_model", None)
         classifier: Any = model if unwrap is None else unwrap()
-        hidden_BTD = getattr(classifier, classifier.base_model_prefix)(**inputs).last_hidden_state  # noqa: N806
-        scores_B = classifier.score(hidden_BTD[torch.arange(len(rows)), last.to(device)])[:, 0]  # noqa: N806
+        hidden_BTD = getattr(classifier, classifier.base_model_prefix)(**inputs).last_hidden_state
+        scores_B = classifier.score(hidden_BTD[torch.arange(len(rows)), last.to(device)])[:, 0]
     return list((scores_B if scores_B.dtype == torch.float64 else scores_B.to(torch.float32)).unbind())
 
 

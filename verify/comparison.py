@@ -107,8 +107,10 @@ def compare_observations(
     """
     token = sum(sum(group.num_supervised) for group in groups), token_place(groups)
     comparisons: list[Comparison] = []
-    if expected.per_token_logps or actual.per_token_logps:  # neither side has any under a reward model
-        comparisons.append(_compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token))
+    if expected.per_token_logps or actual.per_token_logps or not len(expected.rewards):  # a reward model has none
+        comparisons.append(
+            _compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token)
+        )
     if expected.ref_per_token_logps or actual.ref_per_token_logps:  # neither side has any without a frozen policy
         comparisons.append(
             _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token)

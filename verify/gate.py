@@ -191,9 +191,7 @@ def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork
                     notes[f"subject {subject.subject} left the model changed, which was put back: {left}"] = None
     return GateOutcome(
         results=tuple(results),
-        model=work.holder_of(
-            request.dtypes[-1], is_reward_model=isinstance(request.objective, RewardModel)
-        ).under_test,
+        model=work.holder_of(request.dtypes[-1], is_reward_model=isinstance(request.objective, RewardModel)).under_test,
         model_passes_s=sum(piece.passes_s for piece in done),
         notes=tuple(notes),
         findings=tuple(finding for piece in done for finding in piece.findings),

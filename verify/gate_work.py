@@ -131,7 +131,10 @@ class GateWork:
             WitnessError: The unpacked path cannot be run.
         """
         if self._request.prepare_model is not None:
-            self._holders, self._settings = {}, {}  # what was prepared may go on from pass to pass, and no piece may depend on another
+            self._holders, self._settings = (
+                {},
+                {},
+            )  # what was prepared may go on from pass to pass, and no piece may depend on another
         steps = _Steps(begin)
         if piece.case is not None:
             holder = self.holder_of(piece.dtype, is_reward_model=piece.case.objective_name == REWARD_MODEL)
@@ -171,7 +174,7 @@ class GateWork:
             raise WitnessError(f"{dtype} exact checks: the unpacked path cannot be compared: {error}") from error
         finally:
             steps.model_passes_s += time.perf_counter() - start
-        order = [(check.name, case) for check in self._checks for case in check.cases]
+        order = [(check.name, str(case)) for check in self._checks for case in check.cases]
         return tuple(sorted(findings, key=lambda finding: order.index((finding.check, finding.case))))
 
     def _setting(self, dtype: str, is_reward_model: bool) -> Setting:

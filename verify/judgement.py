@@ -96,7 +96,8 @@ class Judge:
     def __init__(self, kind: BudgetKind, expected: Observation, context: JudgingContext) -> None:
         self._kind, self._expected, self._context = kind, expected, context
         self._direct = {
-            quantity: _vector_budgets(quantity, kind, values, context) for quantity, values in _direct_of(expected).items()
+            quantity: _vector_budgets(quantity, kind, values, context)
+            for quantity, values in _direct_of(expected).items()
         }
         source = f"from the {'log-prob' if expected.per_token_logps else 'reward'} budgets"
         self._scalars = {
@@ -114,7 +115,7 @@ class Judge:
             gradients_absent_because: Reason where the subject has no gradients; they are then NOT_APPLICABLE.
 
         Returns:
-            Judgements in the order of the quantities, both statistics for log-probs, rewards of a reward model, and gradients.
+            Judgements in the order of the quantities, both statistics for what comes from the model.
 
         Raises:
             ValueError: No comparisons.
@@ -193,7 +194,7 @@ def judge(
         gradients_absent_because: Reason where the subject has no gradients; they are then NOT_APPLICABLE.
 
     Returns:
-        Judgements in the order of the quantities, both statistics for log-probs, rewards of a reward model, and gradients.
+        Judgements in the order of the quantities, both statistics for what comes from the model.
 
     Raises:
         ValueError: No comparisons.

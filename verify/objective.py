@@ -227,5 +227,5 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
 
 
 def preference_beside(run: RunObjective) -> Preference:
-    """The preference objective whose parameters cases of other objectives take over; the default beside a reward model."""
+    """The preference objective whose parameters other ones take over; the default beside a reward model."""
     return run if isinstance(run, Preference) else Preference()

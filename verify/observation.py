@@ -35,8 +35,8 @@ class PhaseSlots:
     """Token slots of one policy pass and one reference pass.
 
     Args:
-        phase: "log-probs" (calls of ``per_token_logps``), "rewards" (one call of ``rewards``) or "loss" (one call of the
-            subject's own ``loss``).
+        phase: "log-probs" (calls of ``per_token_logps``), "rewards" (one call of ``rewards``) or "loss" (one call of
+            the subject's own ``loss``).
         count: What passed the embedding.
     """
 
@@ -137,7 +137,7 @@ def observe(
         except BaseException as error:  # a script that exits must not end the run with its own status
             raise SubjectError(f"subject {subject.name} raised {said_by(error)}") from error
     return Observation(
-        per_token_logps=supervised_logps(passes.logps, groups),
+        per_token_logps=supervised_logps(passes.logps, groups) if passes.logps else (),
         ref_per_token_logps=supervised_logps(passes.refs, groups) if passes.refs else (),
         rewards=passes.rewards,
         margins=passes.rewards if isinstance(objective, Sft) else pair_margins(passes.rewards, groups),
@@ -161,9 +161,12 @@ def _run_passes(
     start = time.perf_counter()
     phases: list[PhaseSlots] = []
     with torch.set_grad_enabled(differentiable):
+        logps: _Logps | None
         if isinstance(objective, RewardModel):
             logps = _Logps((), ())
-            loss, rewards, done = _reward_model(subject, model, groups, objective, apply_objective, differentiable, phases)
+            loss, rewards, done = _reward_model(
+                subject, model, groups, objective, apply_objective, differentiable, phases
+            )
             gradients = lora_gradients(loss, model, done=done) if differentiable else None
         elif owns_loss(subject):
             loss, rewards, logps, done = _own_loss(subject, model, groups, objective, differentiable, phases)

@@ -25,8 +25,8 @@ def reward_model_budgets(expected: Observation, rewards: Mapping[Statistic, Budg
     """Budgets of margins and loss, from those of the rewards.
 
     No reward is off by more than the budget of the maximum, nor by more than sqrt(K) times that of the RMS over K
-    completions; a margin is two rewards. The loss is a mean over pairs of -log sigma(z), whose slope lies in (-1, 0): it
-    moves by no more than the margins, and by its own rounding in float32.
+    completions; a margin is two rewards. The loss is a mean over pairs of -log sigma(z), whose slope lies in (-1, 0):
+    it moves by no more than the margins, and by its own rounding in float32.
 
     Args:
         expected: The oracle's or the witness's observation.
@@ -69,9 +69,9 @@ def reward_coefficient_noise(
 ) -> float:
     """Relative noise of the coefficients d loss / d reward, which weight the gradients of a group's completions.
 
-    For one pair c(z) = -sigma(-z), so |dc| = sigma(z) sigma(-z) |dz| (derived). A margin is the difference of two rewards
-    of noise b: |dz| is taken as ``coefficient_sigmas`` standard deviations, sqrt(2) b, or as the witness's own error
-    where that is larger. As in :func:`verify.preference_budget.coefficient_noise`.
+    For one pair c(z) = -sigma(-z), so |dc| = sigma(z) sigma(-z) |dz| (derived). A margin is the difference of two
+    rewards of noise b: |dz| is taken as ``coefficient_sigmas`` standard deviations, sqrt(2) b, or as the witness's own
+    error where that is larger. As in :func:`verify.preference_budget.coefficient_noise`.
 
     Args:
         kind: Distance to the oracle or to the witness.

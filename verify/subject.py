@@ -282,7 +282,8 @@ def check_rewards(
     if not isinstance(rewards, list | tuple):
         what = f"shape {tuple(rewards.shape)}" if isinstance(rewards, Tensor) else type(rewards).__name__
         raise SubjectError(
-            f"subject {subject}: rewards returned {what}; it must return a tensor of {len(names)} values, or as many scalars"
+            f"subject {subject}: rewards returned {what}; "
+            f"it must return a tensor of {len(names)} values, or as many scalars"
         )
     if len(rewards) != len(names):
         raise SubjectError(f"subject {subject}: rewards returned {len(rewards)} values for {len(names)} completions")

@@ -19,6 +19,7 @@ from verify.checks.own_objective import reward_budgets
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
 from verify.checks.yardsticks import measured
 from verify.models.lora import adapters_off
+from verify.objective import preference_beside
 from verify.observation import to_float64
 from verify.subject import owns_loss
 from verify.subjects.pairwise import WITNESS
@@ -61,7 +62,10 @@ def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
 
 def _hold_rewards(bench: Bench, case: Case, groups: Groups, rewriting: Rewriting, rewards: Tensor) -> Measured:
     """Reference sums that follow from rewards, against those of the unpacked path on the same, rewritten groups."""
-    objective, token_budget = bench.setting.objective, measured(bench.setting.yardsticks.token_budgets.get(case.name))
+    objective, token_budget = (
+        preference_beside(bench.setting.objective),
+        measured(bench.setting.yardsticks.token_budgets.get(case.name)),
+    )
     logps = bench.logps(groups)
     with torch.no_grad(), adapters_off(bench.model):
         refs = tuple(map(to_float64, WITNESS.per_token_logps(bench.model, groups)))

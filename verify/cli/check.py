@@ -20,8 +20,8 @@ _HELP_MODEL = (
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
 _HELP_OBJECTIVE = (
-    "Objective of cases that compare responses: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, groupdpo-mpo, "
-    "groupdpo-softmax or groupdpo-all-pairs; or reward-model (a Bradley-Terry reward model)."
+    "Objective of cases that compare responses: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, "
+    "groupdpo-mpo, groupdpo-softmax or groupdpo-all-pairs; or reward-model (a Bradley-Terry reward model)."
 )
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
 _HELP_FULL = "All built-in subjects, and in all dtypes, unless you name some; about five times the default's time."

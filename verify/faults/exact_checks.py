@@ -107,7 +107,10 @@ class ExactFaultWork:
             SubjectError: The unpacked path cannot be run.
             StructureError: It cannot be compared.
         """
-        if self._at is None or (self._at.setting.dtype, self._at.holder.is_reward_model) != (dtype, mutation.of_rewards):
+        if self._at is None or (self._at.setting.dtype, self._at.holder.is_reward_model) != (
+            dtype,
+            mutation.of_rewards,
+        ):
             self._at = None  # frees the model before
             self._at = _AtDtype.measure(self._request, dtype, is_reward_model=mutation.of_rewards)
         at, cases = self._at, frozenset(CASES_BY_STAGE[mutation.stage])

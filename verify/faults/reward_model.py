@@ -1,6 +1,6 @@
 """Faults of a reward model's step: where its head is read, what the head learns, and the loss of its rewards.
 
-Shape letters: K completions, D model, m positives and n negatives of one group.
+Shape letters: m positives and n negatives of one group.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ def end_of_branch_before(rows: Rows, branch: Branch) -> int:
 # What the head learns.
 
 
-def head_detached(honest: Scores, hidden_KD: Tensor, head: Tensor, batch: Batch) -> Tensor:
+def head_detached(honest: Scores, hidden: Tensor, head: Tensor, batch: Batch) -> Tensor:
     """The head is frozen, as a head that nobody named among the modules to save."""
-    return honest(hidden_KD, head.detach(), batch)
+    return honest(hidden, head.detach(), batch)
 
 
-def head_learns_from_chosen(honest: Scores, hidden_KD: Tensor, head: Tensor, batch: Batch) -> Tensor:
+def head_learns_from_chosen(honest: Scores, hidden: Tensor, head: Tensor, batch: Batch) -> Tensor:
     """The head has the gradient of the chosen responses only."""
-    learned, frozen = honest(hidden_KD, head, batch), honest(hidden_KD, head.detach(), batch)
+    learned, frozen = honest(hidden, head, batch), honest(hidden, head.detach(), batch)
     by_group = zip(sides(learned, batch), sides(frozen, batch), strict=True)
     return torch.cat([part for (chosen, _), (_, rejected) in by_group for part in (chosen, rejected)])
 
 
-def only_head_learns(honest: Scores, hidden_KD: Tensor, head: Tensor, batch: Batch) -> Tensor:
+def only_head_learns(honest: Scores, hidden: Tensor, head: Tensor, batch: Batch) -> Tensor:
     """The hidden states that the head reads are cut off the graph."""
-    return honest(hidden_KD.detach(), head, batch)
+    return honest(hidden.detach(), head, batch)
 
 
 # The loss.

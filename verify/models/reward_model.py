@@ -39,7 +39,9 @@ def with_score_head(model: Any, *, seed: int) -> Any:
         classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
     prefix = classifier.base_model_prefix
     if not isinstance(getattr(classifier, SCORE_HEAD, None), nn.Linear) or not hasattr(model, prefix):
-        raise ValueError(f"model type {config.model_type}: its sequence classifier has no linear head named {SCORE_HEAD}")
+        raise ValueError(
+            f"model type {config.model_type}: its sequence classifier has no linear head named {SCORE_HEAD}"
+        )
     setattr(classifier, prefix, getattr(model, prefix))
     width = classifier.score.in_features
     head = rounded_normal(torch.Size((1, width)), 1 / math.sqrt(width), torch.Generator().manual_seed(seed))

@@ -103,7 +103,9 @@ class FaultySubject:
     def supports(self, case: Case) -> Support:
         """Only the cases that it was given, under objectives whose step has the stage."""
         if self.mutation is not None and not self.mutation.runs_under(case.objective_name):
-            return Support(False, f"stage {self.mutation.stage} as replaced is no part of a step of {case.objective_name}")
+            return Support(
+                False, f"stage {self.mutation.stage} as replaced is no part of a step of {case.objective_name}"
+            )
         if self.cases is None or case.name in self.cases:
             return Support(True)
         return Support(False, f"run on {', '.join(sorted(self.cases)) or 'no case'} only")
