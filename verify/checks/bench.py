@@ -16,7 +16,7 @@ from verify.checks.training_yardsticks import TrainingYardsticks
 from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
-from verify.objective import REWARD_MODEL, Objective, RewardModel, RunObjective, Sft, objective_named
+from verify.objective import REWARD_MODEL, Objective, Preference, RewardModel, RunObjective, Sft, objective_named
 from verify.observation import lora_gradients, supervised_logps, to_float64
 from verify.subject import (
     Subject,
@@ -177,8 +177,8 @@ class Bench:
         if gradients or done:
             self.drop_gradients()
         given = [
-            getattr(output, "per_token_logps", None),
-            None if is_sft else getattr(output, "ref_per_token_logps", None),
+            None if isinstance(objective, RewardModel) else getattr(output, "per_token_logps", None),
+            getattr(output, "ref_per_token_logps", None) if isinstance(objective, Preference) else None,
         ]
         checked = [
             None if part is None else check_logps(part, groups, subject=name, differentiable=False) for part in given

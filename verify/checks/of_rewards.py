@@ -26,7 +26,7 @@ _ATTEMPTS = 3
 def hold_rewards_against_rewritings(bench: Bench, case: Case, rewritings: Sequence[Rewriting]) -> Measured:
     """Run a case as it is and with each rewriting: rewards change where their own tokens did, and keep their bits else.
 
-    One number may keep its few bits by chance, in bfloat16 one in some hundred: what kept them is asked twice more, with
+    One number may keep its few bits by chance, in bfloat16 one in some hundred: what kept them is asked twice more with
     other tokens in place of the same ones.
 
     Args:
