@@ -11,7 +11,7 @@ from verify.cases import Case, under
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import real_cases, synthetic_cases
 from verify.default_cases.tiny import tiny_cases
-from verify.objective import ComparingName
+from verify.objective import REWARD_MODEL, ComparingName
 
 if TYPE_CHECKING:
     from verify.check_request import CheckOptions
@@ -21,7 +21,7 @@ _VIOLATIONS_KEPT = 50
 
 
 def choose_cases(
-    options: CheckOptions, *, vocab_size: int, reduced: bool, objective: ComparingName
+    options: CheckOptions, *, vocab_size: int, reduced: bool, objective: ComparingName, reward_models: bool = True
 ) -> tuple[tuple[Case, ...], LoadedPairs | None]:
     """The cases that options ask for: real pairs, those of a file, or our own.
 
@@ -30,6 +30,7 @@ def choose_cases(
         vocab_size: Of the model.
         reduced: Whether a few cases stand for all of our own.
         objective: The objective of the run. Where it is not "sigmoid", every case of pairs and groups is under it.
+        reward_models: Whether cases of reward models are among our own that run unless some are named.
 
     Returns:
         The cases, and the real pairs where there are some.
@@ -48,7 +49,7 @@ def choose_cases(
         if options.cases_file is not None:
             cases = default = read_cases(options.cases_file)
         else:
-            cases, default = _own_cases(options, vocab_size, reduced, objective)
+            cases, default = _own_cases(options, vocab_size, reduced, objective, reward_models)
     chosen = _named(options.cases, cases) if options.cases else default
     return tuple(chosen if objective == "sigmoid" else [under(case, objective) for case in chosen]), loaded
 
@@ -62,13 +63,14 @@ def _refuse_options_of_data(options: CheckOptions) -> None:
 
 
 def _own_cases(
-    options: CheckOptions, vocab_size: int, reduced: bool, objective: ComparingName
+    options: CheckOptions, vocab_size: int, reduced: bool, objective: ComparingName, reward_models: bool
 ) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
     """Those that can be named, and those that run unless some are."""
     named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
     # Cases that are there for one objective each mean nothing under another.
     others = objective_cases(vocab_size, options.seed) if objective == "sigmoid" else ()
-    default = few if reduced else (*named, *others) if options.full else named
+    of_run = [case for case in others if reward_models or case.objective_name != REWARD_MODEL]
+    default = few if reduced else (*named, *of_run) if options.full else named
     return (*named, *few, *others), default
 
 

@@ -30,7 +30,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import DTYPES, ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
-from verify.objective import run_objective
+from verify.objective import REWARD_MODEL, run_objective
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
@@ -177,7 +177,14 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
     )
-    cases, loaded = choose_cases(options, vocab_size=vocab_size, reduced=reduced, objective=objective.name)
+    no_oracle = unknown_to_oracle(config)
+    cases, loaded = choose_cases(
+        options, vocab_size=vocab_size, reduced=reduced, objective=objective.name, reward_models=not no_oracle
+    )
+    if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
+        raise ValueError(
+            f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
+        )
     for case in cases:
         check_token_ids(case.groups, vocab_size)
     request = GateRequest(
@@ -198,7 +205,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         num_layers=num_layers,
         is_tiny=options.is_tiny,
         window=getattr(config.get_text_config(), "sliding_window", None),
-        module_names=module_names(config) if unknown_to_oracle(config) else None,
+        module_names=module_names(config) if no_oracle else None,
     )
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(

@@ -63,12 +63,14 @@ FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
     *other_objectives.FAULTS,
     *likelihood.FAULTS,
     *two_pass.FAULTS,
-    *reward_model.FAULTS,
 )
-"""What only a run with cases of some other objective that compares than sigmoid can show."""
+"""What only a run with cases of some other preference objective than sigmoid can show."""
+FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
+"""What only a run with cases of a reward model can show."""
 CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
+    *FAULTS_OF_REWARDS,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,

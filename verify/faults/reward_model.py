@@ -211,7 +211,6 @@ FAULTS = (
         of_rewards=True,
         signature="rewards of all but the first response of a prompt are off",
         must_kill=("parity", "row-map"),
-        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="reward-head-without-gradient",
@@ -288,9 +287,8 @@ FAULTS = (
         kinds=PREFERENCES,
         of_rewards=True,
         signature=_REWARDS_EXACT + "groups weigh by their pairs",
-        invisible_where="rewards; groups with equal numbers of pairs; bfloat16",
+        invisible_where="rewards; groups with equal numbers of pairs",
         must_kill=("parity", "own-objective"),
-        dtypes=ROUNDING_IN_BFLOAT16,
     ),
 )
 

@@ -9,8 +9,7 @@ from typing import Any
 from reports.record import BlindSpotRecord
 from reports.words import listed
 from verify.cases import Case, CaseKind
-from verify.faults import reward_model
-from verify.faults.catalogue import FAULTS
+from verify.faults.catalogue import FAULTS, FAULTS_OF_REWARDS
 from verify.faults.conditions import Condition
 from verify.faults.fault import Fault
 from verify.gate import GateRequest, Result
@@ -117,7 +116,7 @@ def _catalogue(request: GateRequest) -> tuple[Fault, ...]:
     if not isinstance(request.objective, RewardModel):
         return FAULTS
     of_examples = (replace(fault, kinds=("examples",)) for fault in FAULTS if "examples" in fault.kinds)
-    return (*of_examples, *reward_model.FAULTS)
+    return (*of_examples, *FAULTS_OF_REWARDS)
 
 
 def _judged_cases(request: GateRequest, results: Sequence[Result]) -> dict[str, frozenset[str]]:

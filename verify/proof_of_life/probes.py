@@ -61,13 +61,6 @@ PROBES: tuple[Probe, ...] = (
     Probe("target-across-examples", may_hide="in bfloat16"),
     Probe("user-turns-supervised", may_hide="in bfloat16"),
     Probe("examples-one-per-row"),
-    Probe("reward-branches-not-isolated"),
-    Probe("reward-read-one-token-early"),
-    Probe("reward-read-at-end-of-row"),
-    Probe("reward-head-learns-from-chosen", seen_in="gradients"),
-    Probe("reward-preference-reversed", seen_in="gradients"),
-    Probe("reward-pairs-summed"),
-    Probe("reward-positions-run-on", may_hide="in bfloat16"),
     Probe("logits-in-bfloat16-forward", may_hide="beyond tiny"),
     Probe("one-gradient-off-by-a-thousandth", seen_in="gradients", may_hide="beyond tiny"),
 )
@@ -75,3 +68,14 @@ PROBES: tuple[Probe, ...] = (
 
 Every stage of the packed computation has one, and every family of checks has one that it is needed for.
 """
+
+PROBES_OF_REWARDS: tuple[Probe, ...] = (
+    Probe("reward-branches-not-isolated"),
+    Probe("reward-read-one-token-early"),
+    Probe("reward-read-at-end-of-row"),
+    Probe("reward-head-learns-from-chosen", seen_in="gradients"),
+    Probe("reward-preference-reversed", seen_in="gradients"),
+    Probe("reward-pairs-summed"),
+    Probe("reward-positions-run-on", may_hide="in bfloat16"),
+)
+"""Those of a reward model's step, planted on cases of that objective."""
