@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy
+
 PreferenceName = Literal[
     "sigmoid",
     "robust",
@@ -50,6 +52,7 @@ class Preference:
         label_smoothing: Probability that a preference label is flipped, in [0, 0.45]; 0 where the objective has none.
         nll_weight: Weight of the likelihood of preferred responses, at least 0. What is published as "rpo" and as
             GroupDPO has some (:func:`published_nll_weight`).
+        reference: The frozen policy.
 
     Raises:
         ValueError: An unknown name, or a value outside its range.
@@ -59,6 +62,7 @@ class Preference:
     beta: float = 0.1
     label_smoothing: float = 0.0
     nll_weight: float = 0.0
+    reference: FrozenPolicy = ADAPTERS_OFF
 
     def __post_init__(self) -> None:
         if self.name not in PREFERENCE_NAMES:
@@ -83,6 +87,17 @@ class Preference:
             raise ValueError(f"nll_weight is {self.nll_weight}: it must be a number of at least 0")
 
     @property
+    def settings(self) -> dict[str, str | float]:
+        """Everything by name, for a record; of the frozen policy its kind."""
+        return {
+            "name": self.name,
+            "beta": self.beta,
+            "label_smoothing": self.label_smoothing,
+            "nll_weight": self.nll_weight,
+            "reference": self.reference.name,
+        }
+
+    @property
     def sums_tokens(self) -> bool:
         """Whether a response scores the sum of its log-probs; else their mean."""
         return self.name in _SUMMED
@@ -105,6 +120,11 @@ class Sft:
     def name(self) -> SftName:
         """The name of the objective."""
         return "sft-token-mean" if self.mean == "token" else "sft-example-mean"
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """Everything by name, for a record."""
+        return {"name": self.name, "mean": self.mean}
 
 
 Objective = Preference | Sft

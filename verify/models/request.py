@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from verify.frozen_policy import ReferenceName
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
-from verify.models.lora import LoraSpec, add_lora
-from verify.models.random_weights import build_random, hf_config
+from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
+from verify.models.random_weights import build_random, hf_config, moved_copy
 
+FROZEN_ADAPTER = "reference"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -29,6 +31,7 @@ class ModelRequest:
         seed: Seed of random weights and of the adapters.
         lora: The adapters.
         config: A config with seeded weights instead of the one that is named.
+        reference: The kind of frozen policy that is built with it.
 
     Raises:
         ValueError: An unknown name, a depth the config does not have, or a device that is not there.
@@ -40,6 +43,7 @@ class ModelRequest:
     seed: int = 0
     lora: LoraSpec = field(default_factory=LoraSpec)
     config: NamedConfig | None = None
+    reference: ReferenceName = "adapters-off"
 
     def __post_init__(self) -> None:
         if self.family:
@@ -87,12 +91,14 @@ class ModelUnderTest:
         weights: Where the weights come from, in words.
         num_layers_published: Depth of the config before a cut.
         exact_in_bfloat16: Whether bfloat16 represents every weight, so that all dtypes run the same values.
+        other: A model of the same kind and without adapters, where the frozen policy is one or was computed by one.
     """
 
     model: Any
     weights: str
     num_layers_published: int
     exact_in_bfloat16: bool
+    other: Any = None
 
 
 def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
@@ -125,8 +131,19 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
         base = build_random(config, num_layers=depth, dtype=dtype, seed=request.seed)
         weights = f"seeded normal, std {config.weight_std}, rounded to bfloat16"
         exact = True
-    model = add_lora(base, request.lora, seed=request.seed + 1).to(request.device)
-    return ModelUnderTest(model=model, weights=weights, num_layers_published=published, exact_in_bfloat16=exact)
+    other = None
+    if request.reference in ("separate-model", "cached"):
+        other = moved_copy(base, seed=request.seed + 2).to(request.device)
+    model = add_lora(base, request.lora, seed=request.seed + 1)
+    if request.reference == "frozen-adapter":
+        add_frozen_adapter(model, FROZEN_ADAPTER, request.lora, seed=request.seed + 2)
+    return ModelUnderTest(
+        model=model.to(request.device),
+        weights=weights,
+        num_layers_published=published,
+        exact_in_bfloat16=exact,
+        other=other,
+    )
 
 
 def check_device(device: str) -> None:
