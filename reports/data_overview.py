@@ -65,6 +65,7 @@ def sections(report: DataReport) -> tuple[Section, ...]:
         _lengths(report),
         _algebra(report),
         _by_responses(report),
+        _prefix_trees(report),
         _plans(report),
         _against_plain(report),
         _steps(report),
@@ -153,6 +154,35 @@ def _by_responses(report: DataReport) -> Section:
     )
     header = ("responses", "groups", report.unit, "attention pairs", "FLOPs", "cost by Eq. 1", "Eq. 1 packs")
     return Section("By number of responses, packed / unpacked", header, rows)
+
+
+def _prefix_trees(report: DataReport) -> Section:
+    """What prefix trees hold, counted on tokens."""
+    trees = report.prefix_trees
+    if trees is None:
+        return Section("Prefix trees")
+    alone = trees.ways[0]
+    rows = tuple(
+        (
+            way.way,
+            count(way.tokens),
+            count(way.attention_pairs),
+            number(way.tokens / alone.tokens),
+            number(way.attention_pairs / alone.attention_pairs),
+            number(way.flop_ratio),
+        )
+        for way in trees.ways
+    )
+    lines = (
+        f"counted, not predicted, on the tokens of {count(trees.groups_sampled)} {report.noun}s drawn evenly from the "
+        f"file (seed {trees.seed}), without padding: a tree computes each run of first tokens once, whichever of its "
+        "sequences begin with it, and each of its tokens attends to itself and all before it on its own path",
+        f"rows of several: whole {report.noun}s, shuffled, up to {count(trees.row_limit)} tokens with shared prompts; "
+        "what the layout prefix-tree feeds in such rows",
+        f"{report.noun}s that begin alike can share more in the whole file than in a sample of it",
+    )
+    header = ("", "tokens", "attention pairs", "tokens / alone", "pairs / alone", "FLOPs / alone")
+    return Section("Prefix trees, counted on sampled rows", header, rows, lines)
 
 
 _FILLING, _STEP = slice(0, 5), slice(5, None)

@@ -213,6 +213,34 @@ class SimulationRecord(_Frozen):
     order: OrderRecord | None
 
 
+class SharedPrefixesRecord(_Frozen):
+    """One way to share what sequences begin with, and what is left to compute; without padding."""
+
+    way: Text
+    tokens: Count
+    attention_pairs: Count
+    """Pairs of a token and one that it attends to: itself, and all before it on its own path."""
+    flop_ratio: Ratio
+    """Forward FLOPs of the named model / those of the first way."""
+
+
+class PrefixTreesRecord(_Frozen):
+    """What prefix trees hold, counted on the tokens of sampled groups."""
+
+    groups_sampled: Count
+    seed: Count
+    row_limit: Count
+    ways: list[SharedPrefixesRecord]
+    """From each sequence alone to one tree of all of them."""
+
+    @model_validator(mode="after")
+    def _each_way_shares_more(self) -> Self:
+        for before, after in pairwise(self.ways):
+            if after.tokens > before.tokens or after.attention_pairs > before.attention_pairs:
+                raise ValueError(f"{after.way!r} holds more than {before.way!r}, and shares all that that one does")
+        return self
+
+
 class TokenizerRecord(_Frozen):
     """What counted the tokens."""
 
@@ -268,6 +296,8 @@ class DataReport(_Frozen):
     file_order: FileOrderRecord | None
     algebra: AlgebraRecord | None
     simulation: SimulationRecord | None
+    prefix_trees: PrefixTreesRecord | None = None
+    """None where rows were not tokenised, or none is usable."""
     advice: AdviceRecord
     notes: list[Text]
     read_s: Annotated[FiniteFloat, Field(ge=0)]
@@ -308,6 +338,8 @@ class DataReport(_Frozen):
                 raise ValueError(f"the bins of {lengths.part} do not hold all {self.rows_usable} usable groups")
         if self.algebra is not None and sum(each.groups for each in self.algebra.by_responses) != self.rows_usable:
             raise ValueError(f"groups by number of responses do not add up to {self.rows_usable}")
+        if self.prefix_trees is not None and self.prefix_trees.groups_sampled > self.rows_usable:
+            raise ValueError(f"prefix trees of {self.prefix_trees.groups_sampled} of {self.rows_usable} usable rows")
         cannot = not self.rows_usable or self.broken_share > self.most_broken_share
         if (self.advice.advice == "cannot-be-used") != cannot:
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from verify.case_files import file_sha256
 from verify.checks.catalogue import CHECKS_ONLY_IN_FULL, FEW_PASSES
+from verify.checks.optimizer_steps import QUICK_SUBJECTS
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.request import has_rotary_positions, requested_config
 from verify.subjects.selection import ONLY_IN_FULL
@@ -66,7 +67,8 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
         notes.append(f"left out to be quick, and judged with --full: {', '.join(ONLY_IN_FULL)}")
     if not prepared.reduced and not options.full:
         notes.append(
-            "of the exact checks optimizer-steps ran on pairs alone, and left out were "
+            "of the exact checks optimizer-steps ran on pairs alone, of our own packed subjects on "
+            f"{' and '.join(QUICK_SUBJECTS)} alone, and left out were "
             f"{', '.join(CHECKS_ONLY_IN_FULL)}; --full runs all of them on every kind of case"
         )
     if options.policy is not None:

@@ -29,6 +29,7 @@ from verify.packing_plan.records import (
     algebra_record,
     default_row_limit,
     lengths_record,
+    prefix_trees_record,
     simulation_record,
 )
 
@@ -119,12 +120,14 @@ def report_data(prepared: PreparedData, progress: Progress, *, command: Sequence
     )
     row_limit = _row_limit(survey, options, prepared.measure.unit)
     prices = FlopPrices.of(prepared.model.sizes) if prepared.measure.unit == "tokens" else None
-    algebra = simulation = None
+    algebra = simulation = prefix_trees = None
     if survey.usable:
         algebra = algebra_record(survey.totals, prices)
         simulation = simulation_record(
             survey.sample, survey.longest, prepared.model.name, prices, options.plan, row_limit
         )
+    if survey.tokenised and prices is not None:
+        prefix_trees = prefix_trees_record(survey.tokenised, prices, row_limit, options.plan.seed)
     return DataReport(
         tool_version=version("packparity"),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -148,6 +151,7 @@ def report_data(prepared: PreparedData, progress: Progress, *, command: Sequence
         file_order=_file_order(survey.order) if survey.usable else None,
         algebra=algebra,
         simulation=simulation,
+        prefix_trees=prefix_trees,
         advice=advise(survey.rows_read, survey.usable, options.max_broken, algebra, simulation, prepared.model.name),
         notes=_notes(survey),
         read_s=survey.elapsed_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -135,12 +135,11 @@ class Judge:
         return (*judgements, *self._of_gradients(gradients))
 
     def _of_gradients(self, comparisons: Sequence[Comparison]) -> list[Judgement]:
-        judged: dict[Statistic, list[Judgement]] = {statistic: [] for statistic in STATISTICS}
-        for comparison in comparisons:
-            budgets = self._gradient_budgets(comparison.part, comparison.peak)
-            for statistic in STATISTICS:
-                judged[statistic].append(_judgement(comparison, self._kind, statistic, budgets[statistic]))
-        return [_worst_of(judged[statistic]) for statistic in STATISTICS]
+        budgets = [self._gradient_budgets(comparison.part, comparison.peak) for comparison in comparisons]
+        return [
+            _worst_of([(c, of[statistic]) for c, of in zip(comparisons, budgets, strict=True)], self._kind, statistic)
+            for statistic in STATISTICS
+        ]
 
     def _gradient_budgets(self, part: str, peak: float) -> dict[Statistic, Budget]:
         if (part, peak) not in self._gradients:
@@ -263,50 +262,58 @@ def _no_gradients(kind: BudgetKind, absent_because: str) -> list[Judgement]:
     ]
 
 
-def _worst_of(judgements: Sequence[Judgement]) -> Judgement:
-    verdict = fold(judgement.verdict for judgement in judgements)
-    alike = [judgement for judgement in judgements if judgement.verdict is verdict]
-    worst = max(alike, key=lambda judgement: judgement.ratio)
-    reason = f"{worst.reason} ({len(alike)} of {len(judgements)} LoRA tensors)" if worst.reason else ""
-    return Judgement(
-        quantity=worst.quantity,
-        kind=worst.kind,
-        statistic=worst.statistic,
-        verdict=verdict,
-        reason=reason,
-        num_compared=sum(judgement.num_compared for judgement in judgements),
-        measured=worst.measured,
-        budget=worst.budget,
-        signed_mean=worst.signed_mean,
-        worst=worst.worst,
+def _worst_of(tensors: Sequence[tuple[Comparison, Budget]], kind: BudgetKind, statistic: Statistic) -> Judgement:
+    """The judgement of the worst tensor speaks for all; one for each would be built to be thrown away."""
+    verdicts = [_verdict(comparison, statistic, budget) for comparison, budget in tensors]
+    verdict = fold(verdicts)
+    alike = [tensor for tensor, of_tensor in zip(tensors, verdicts, strict=True) if of_tensor is verdict]
+    comparison, budget = max(alike, key=lambda tensor: ratio_of(_measured(tensor[0], statistic), tensor[1].value))
+    worst = _judgement(comparison, kind, statistic, budget)
+    return replace(
+        worst,
+        reason=f"{worst.reason} ({len(alike)} of {len(tensors)} LoRA tensors)" if worst.reason else "",
+        num_compared=sum(of_tensor.num_compared for of_tensor, _ in tensors),
     )
 
 
-def _judgement(comparison: Comparison, kind: BudgetKind, statistic: Statistic, budget: Budget) -> Judgement:
-    measured = comparison.max if statistic == "max" else comparison.rms
-    reason, verdict = "", Verdict.PASS
+def _measured(comparison: Comparison, statistic: Statistic) -> float:
+    return comparison.max if statistic == "max" else comparison.rms
+
+
+def _verdict(comparison: Comparison, statistic: Statistic, budget: Budget) -> Verdict:
     if comparison.non_finite is not None:
-        place = comparison.non_finite
-        verdict, reason = Verdict.FAIL, f"{place.actual} at {place.where} (expected {place.expected:.6g})"
-    elif not math.isfinite(budget.value):
-        verdict = Verdict.INCONCLUSIVE
-        reason = f"the noise floor is {budget.noise} ({budget.source}): there is no budget"
-    elif not measured <= budget.value:  # not "measured > budget": NaN must fail
-        verdict = Verdict.FAIL
-        against = "the oracle" if kind == "oracle" else "the unpacked path"
-        reason = (
-            f"{statistic} distance to {against} {measured:.3g}, budget {budget.value:.3g} "
-            f"({ratio_of(measured, budget.value):.3g} x); worst at {comparison.worst[0].where}"
-        )
+        return Verdict.FAIL
+    if not math.isfinite(budget.value):
+        return Verdict.INCONCLUSIVE
+    # Not "measured > budget": NaN must fail.
+    return Verdict.PASS if _measured(comparison, statistic) <= budget.value else Verdict.FAIL
+
+
+def _judgement(comparison: Comparison, kind: BudgetKind, statistic: Statistic, budget: Budget) -> Judgement:
+    measured, verdict = _measured(comparison, statistic), _verdict(comparison, statistic, budget)
+    reason = "" if verdict is Verdict.PASS else f"{comparison.quantity}: {_why(comparison, kind, statistic, budget)}"
     return Judgement(
         quantity=comparison.quantity,
         kind=kind,
         statistic=statistic,
         verdict=verdict,
-        reason=f"{comparison.quantity}: {reason}" if reason else "",
+        reason=reason,
         num_compared=comparison.num_compared,
         measured=measured,
         budget=budget,
         signed_mean=comparison.signed_mean,
         worst=comparison.worst,
+    )
+
+
+def _why(comparison: Comparison, kind: BudgetKind, statistic: Statistic, budget: Budget) -> str:
+    """Why it is not PASS."""
+    if (place := comparison.non_finite) is not None:
+        return f"{place.actual} at {place.where} (expected {place.expected:.6g})"
+    if not math.isfinite(budget.value):
+        return f"the noise floor is {budget.noise} ({budget.source}): there is no budget"
+    measured, against = _measured(comparison, statistic), "the oracle" if kind == "oracle" else "the unpacked path"
+    return (
+        f"{statistic} distance to {against} {measured:.3g}, budget {budget.value:.3g} "
+        f"({ratio_of(measured, budget.value):.3g} x); worst at {comparison.worst[0].where}"
     )

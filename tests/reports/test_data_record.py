@@ -117,6 +117,16 @@ def content() -> dict[str, Any]:
             ],
             "order": None,
         },
+        "prefix_trees": {
+            "groups_sampled": 8,
+            "seed": 0,
+            "row_limit": 64,
+            "ways": [
+                {"way": "each sequence alone", "tokens": 100, "attention_pairs": 900, "flop_ratio": 1.0},
+                {"way": "prompts shared", "tokens": 80, "attention_pairs": 700, "flop_ratio": 0.81},
+                {"way": "one prefix tree of all groups", "tokens": 60, "attention_pairs": 630, "flop_ratio": 0.65},
+            ],
+        },
         "advice": {"advice": "pays", "reasons": ["it saves"]},
         "notes": [],
         "read_s": 0.5,
@@ -159,6 +169,9 @@ def test_the_sound_report_is_taken(content: dict[str, Any]) -> None:
         ("algebra.attention_pairs_packed", 901, "which the branch mask rules out"),
         ("simulation.plans.0.token_utilisation", 0.9, "does not follow from the tokens"),
         ("simulation.plans.0.waiting_share", 1.5, "less than or equal to 1"),
+        ("prefix_trees.groups_sampled", 9, "9 of 8 usable rows"),
+        ("prefix_trees.ways.2.tokens", 81, "holds more than 'prompts shared'"),
+        ("prefix_trees.ways.1.attention_pairs", 901, "holds more than 'each sequence alone'"),
         ("advice.reasons", [], "without a reason"),
         ("advice.advice", "cannot-be-used", "0.2 of the rows cannot be packed"),
         ("most_broken_share", 0.1, "0.1 is the limit"),
@@ -175,6 +188,7 @@ def test_a_report_that_contradicts_itself_is_refused(
 
 def test_a_report_without_usable_rows_has_no_lengths(content: dict[str, Any]) -> None:
     content |= {"rows_usable": 0, "lengths": [], "file_order": None, "algebra": None, "simulation": None}
+    content["prefix_trees"] = None
     content["violations"][0]["rows"] = 10
     content["advice"]["advice"] = "cannot-be-used"
     report = DataReport.model_validate(content)
@@ -249,6 +263,20 @@ def test_ways_of_filling_rows_are_held_against_padded_sequences(content: dict[st
     assert report.simulation.plans[0].slots_per_example == 100 / 32
     text = data_markdown.render(report)
     assert "| sequence packing, prompts shared | 1.00 | 0.750 | 0.500 | 0.625 |" in text
+
+
+def test_prefix_trees_are_held_against_each_sequence_alone(content: dict[str, Any]) -> None:
+    text = data_markdown.render(DataReport.model_validate(content))
+    assert "| one prefix tree of all groups | 60 | 630 | 0.600 | 0.700 | 0.650 |" in text
+    assert "counted, not predicted, on the tokens of 8 pairs drawn evenly from the file (seed 0)" in text
+
+
+def test_a_report_from_before_prefix_trees_were_counted_is_read(content: dict[str, Any], tmp_path: Path) -> None:
+    del content["prefix_trees"]
+    (tmp_path / "data-report.json").write_text(json.dumps(content), encoding="utf-8")
+    report = read_data_report(tmp_path)
+    assert report.prefix_trees is None
+    assert "Prefix trees" not in data_markdown.render(report)
 
 
 def test_drawn_lengths_have_no_digest_and_no_file(content: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from verify.checks.dropout import DROPOUT
 from verify.checks.gradient_checkpointing import GRADIENT_CHECKPOINTING
 from verify.checks.group_isolation import GROUP_ISOLATION
 from verify.checks.normalisation import NORMALISATION
-from verify.checks.optimizer_steps import OPTIMIZER_STEPS
+from verify.checks.optimizer_steps import OPTIMIZER_STEPS, QUICK_OPTIMIZER_STEPS
 from verify.checks.own_objective import OWN_OBJECTIVE
 from verify.checks.permutation import PERMUTATION
 from verify.checks.reach import REACH
@@ -50,11 +50,11 @@ MANY_PASSES: tuple[ExactCheckName, ...] = ("optimizer-steps", "gradient-checkpoi
 """Each takes as many passes as all others together: of planted faults those run it that it is there for."""
 CHECKS_ONLY_IN_FULL: tuple[ExactCheckName, ...] = ("gradient-checkpointing", "dropout")
 QUICK_CHECKS: tuple[ExactCheck, ...] = tuple(
-    replace(check, cases=("distinct-tokens",)) if check is OPTIMIZER_STEPS else check
+    QUICK_OPTIMIZER_STEPS if check is OPTIMIZER_STEPS else check
     for check in EXACT_CHECKS
     if check.name not in CHECKS_ONLY_IN_FULL
 )
-"""For a quick run: optimizer steps on pairs alone."""
+"""For a quick run."""
 FEW_PASSES: tuple[ExactCheck, ...] = (
     replace(BRANCH_ISOLATION, cases=("distinct-tokens",)),
     ROW_MAP,

@@ -26,9 +26,26 @@ from verify.tolerance import Policy
 
 _T = TypeVar("_T")
 
-PADDED_FORMS = (VARIATIONS["padded-right"], VARIATIONS["padded-left"])
-"""One call for all sequences: with gradients a call for each would take longer than the check."""
-PADDED_AND_EAGER = (PADDED_FORMS[1], replace(PADDED_FORMS[0], name="eager-padded-right", attention="eager"))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forms:
+    """Forms of the unpacked path. Each is one call for all sequences: with gradients a call for each would take long.
+
+    Args:
+        in_turn: Runs the first group of a batch and the others one after the other.
+        whole: Run the batch at once; one at least.
+    """
+
+    in_turn: PairwiseSubject
+    whole: tuple[PairwiseSubject, ...]
+
+
+PADDED = Forms(in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"]))
+"""For a subject that is held against itself."""
+PADDED_AND_EAGER = Forms(
+    in_turn=VARIATIONS["padded-left"],
+    whole=(replace(VARIATIONS["padded-right"], name="eager-padded-right", attention="eager"),),
+)
 """For a subject of any attention: eager softmax works in float32 in every dtype. Padded on the left it has rows without
 any key, which are not finite in float64."""
 
@@ -59,9 +76,9 @@ def measure_gradients(
     objective: Objective,
     policy: Policy,
     seed: int,
-    forms: tuple[PairwiseSubject, ...] = PADDED_FORMS,
+    forms: Forms = PADDED,
 ) -> GradientYardstick:
-    """Run the unpacked path on a batch of two groups or more in several forms, and in one with the first group apart.
+    """Run the unpacked path on a batch of two groups or more, in several forms.
 
     Args:
         model: The model.
@@ -71,26 +88,19 @@ def measure_gradients(
         objective: The objective, of the kind that the case asks for.
         policy: Factors and floors.
         seed: Seed of the passes.
-        forms: The forms, two at least; the first gives the values.
+        forms: The forms.
 
     Returns:
-        What was computed, and the budgets.
+        What was computed in turn, and the budgets.
     """
 
     def run(form: PairwiseSubject, groups: Sequence[PreferenceGroup]) -> Observation:
         return observe(form, model, groups, objective, apply_objective=apply_objective, seed=seed, baseline=baseline)
 
-    observed = {form.name: run(form, case.groups) for form in forms}
-    form = forms[0]
-    expected, parts = observed[form.name], (case.groups[:1], case.groups[1:])
     # Norms work in float32 in every dtype, and a gradient that is scaled otherwise rounds otherwise.
-    in_turn = _weighted(
-        [
-            (share, run(form, part).gradients or {})
-            for share, part in zip(shares(case.objective_name, parts), parts, strict=True)
-        ]
-    )
-    observed["in turn"] = replace(expected, gradients=in_turn)
+    parts = (case.groups[:1], case.groups[1:])
+    expected = _joined([run(forms.in_turn, part) for part in parts], shares(case.objective_name, parts))
+    observed = {"in turn": expected, **{form.name: run(form, case.groups) for form in forms.whole}}
     noise = noise_between(case, observed, lambda one, other: compare_observations(one, other, case.groups))
     coefficients = 0.0
     if isinstance(objective, Preference):
@@ -178,6 +188,17 @@ def logps_budget(
     return budgets[statistic].value
 
 
-def _weighted(parts: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """Sum of gradients, each with its weight."""
-    return {name: torch.stack([weight * part[name] for weight, part in parts]).sum(0) for name in parts[0][1]}
+def _joined(parts: Sequence[Observation], of_batch: Sequence[float]) -> Observation:
+    """The observation of a batch from those of its micro-batches, each with its share."""
+    gradients = [part.gradients or {} for part in parts]
+    return Observation(
+        per_token_logps=tuple(logps for part in parts for logps in part.per_token_logps),
+        ref_per_token_logps=tuple(logps for part in parts for logps in part.ref_per_token_logps),
+        rewards=torch.cat([part.rewards for part in parts]),
+        margins=torch.cat([part.margins for part in parts]),
+        loss=torch.stack([share * part.loss for share, part in zip(of_batch, parts, strict=True)]).sum(),
+        gradients={
+            name: torch.stack([share * part[name] for share, part in zip(of_batch, gradients, strict=True)]).sum(0)
+            for name in gradients[0]
+        },
+    )

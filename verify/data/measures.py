@@ -11,6 +11,7 @@ from verify.data.rows import DataError
 from verify.data.survey import GroupSizes
 from verify.data.violations import Reason, Remark, UnusableRow
 from verify.groups import PreferenceGroup, check_token_ids
+from verify.packing_plan.prefix_trees import TokenGroup
 
 if TYPE_CHECKING:
     from verify.data.tokenise import ChatTokenizer
@@ -122,7 +123,8 @@ class TokenMeasure:
             chosen, rejected = (tuple(map(len, side)) for side in (group.positives, group.negatives))
             odd = () if ends else (Remark.MISSING_END_TOKEN,)
             remarks = (*odd, *_remarks(group.positives, group.negatives))
-            result.append(GroupSizes(len(group.prompt_ids), chosen, rejected, remarks))
+            tokens = TokenGroup.of(group.prompt_ids, group.completions)
+            result.append(GroupSizes(len(group.prompt_ids), chosen, rejected, remarks, tokens))
         return result
 
 

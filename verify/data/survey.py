@@ -21,13 +21,17 @@ from verify.data.rows import DataError, Place, Row, check_file, is_parquet, iter
 from verify.data.shapes import Shape, left_out_columns, same_shape
 from verify.data.violations import Reason, Remark, UnusableRow, Violation
 from verify.packing_plan.costs import GroupLengths
+from verify.packing_plan.prefix_trees import TokenGroup
 from verify.packing_plan.totals import MOST_GROUPS, NOTHING, GroupArrays, Totals, totals_of
 
 PARTS = ("prompt", "chosen", "rejected", "group")
 """What lengths are kept of; "group" is the prompt once and all responses."""
 
 SAMPLE_SIZE = 8192
-"""Groups kept for the simulation."""
+"""Groups whose lengths are kept for the simulation."""
+
+TOKENISED_SAMPLE_SIZE = 1024
+"""Groups whose tokens are kept, to count what their prefix trees hold."""
 
 MOST_COUNTED = 64
 """Sums are kept for each number of responses up to this one, and for all larger ones together."""
@@ -42,12 +46,13 @@ _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 class GroupSizes(NamedTuple):
-    """Lengths of one row, in the unit of the measure, and what is odd about it."""
+    """Lengths of one row, in the unit of the measure, what is odd about it, and its tokens where it was tokenised."""
 
     prompt: int
     chosen: tuple[int, ...]
     rejected: tuple[int, ...]
     remarks: tuple[Remark, ...] = ()
+    tokens: TokenGroup | None = None
 
 
 class Measure(Protocol):
@@ -97,7 +102,8 @@ class FileSurvey:
         longest_at: Where it stands.
         order: Whether neighbours in the file are alike.
         sample: Lengths of sampled rows, in file order.
-        seed: Seed of the sample.
+        tokenised: Tokens of sampled rows, in file order; none where the measure does not tokenise.
+        seed: Seed of both samples.
         elapsed_s: Wall time of the pass.
     """
 
@@ -114,6 +120,7 @@ class FileSurvey:
     longest_at: Place | None
     order: FileOrder
     sample: Sequence[GroupLengths]
+    tokenised: Sequence[TokenGroup]
     seed: int
     elapsed_s: float
 
@@ -208,6 +215,7 @@ def _survey_file(path: Path, measure: Measure, survey: _Survey, seed: int, progr
         longest_at=survey.longest_at,
         order=survey.order,
         sample=tuple(GroupLengths(*lengths) for lengths in survey.reservoir.sample()),
+        tokenised=tuple(survey.tokenised.sample()),
         seed=seed,
         elapsed_s=elapsed_s,
     )
@@ -261,6 +269,7 @@ class _Survey:
         self.longest_at: Place | None = None
         self.order = FileOrder()
         self.reservoir: Reservoir[tuple[int, tuple[int, ...]]] = Reservoir(SAMPLE_SIZE, seed)
+        self.tokenised: Reservoir[TokenGroup] = Reservoir(TOKENISED_SAMPLE_SIZE, seed)
         self.waiting: list[PromptAndResponses] = []
         self._sources: list[str | None] = []
         self._measured: list[tuple[GroupSizes, Place]] = []
@@ -288,6 +297,8 @@ class _Survey:
     def measure(self) -> None:
         """Measure the rows that wait; their lengths are added to the sums now and then."""
         has_limit = self._max_sequence is not None or self._max_group is not None
+        prompts: list[object] = []
+        sources: list[str | None] = []
         for read, source, sizes in zip(self.waiting, self._sources, self._measure.sizes(self.waiting), strict=True):
             if isinstance(sizes, UnusableRow):
                 self.leave_out(sizes.violation)
@@ -295,12 +306,17 @@ class _Survey:
             if has_limit and (violation := self._over_a_limit(read.place, sizes)) is not None:
                 self.leave_out(violation)
                 continue
+            if sizes.tokens is not None:
+                self.tokenised.add([sizes.tokens])
+                sizes = sizes._replace(tokens=None)  # the sums need lengths alone
             self._measured.append((sizes, read.place))
-            self.order.add_text(read.prompt, source)
+            prompts.append(read.prompt)
+            sources.append(source)
             for remark in sizes.remarks:
                 self.remarks.setdefault(remark, Counted()).add(str(read.place))
             if len(self._measured) == MOST_GROUPS:
                 self.settle()
+        self.order.add_texts(prompts, sources)
         self.waiting.clear()
         self._sources.clear()
 
@@ -309,7 +325,7 @@ class _Survey:
         if not self._measured:
             return
         sizes, places = zip(*self._measured, strict=True)
-        prompts, chosen, rejected, _ = zip(*sizes, strict=True)
+        prompts, chosen, rejected, _, _ = zip(*sizes, strict=True)
         responses = [(*these, *others) for these, others in zip(chosen, rejected, strict=True)]
         groups = GroupArrays.of(prompts, responses)
         packed = groups.prompt + groups.total

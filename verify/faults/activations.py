@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from verify.faults.conditions import PADDED_ROW, REJECTED_OF_TWO
+from verify.faults.conditions import PADDED_ROW, PROMPT_OF_TWO, REJECTED_OF_TWO
 from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, ROW_PER_GROUP, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Activations
@@ -106,11 +107,21 @@ def prompt_cache_detached(honest: Activations, rows: Rows, module: str, output: 
 
 
 def prompt_gradient_averaged(honest: Activations, rows: Rows, module: str, output: Tensor) -> Tensor:
-    """Gradients of the prompt's keys and values are averaged over its two branches instead of summed."""
+    """Gradients of the prompt's keys and values are averaged over its branches instead of summed."""
     if not module.endswith(_KEYS_AND_VALUES):
         return output
-    halved = 0.5 * output + 0.5 * output.detach()
-    return torch.where(prompt_slots(rows).to(output.device), halved, output)
+    constant, shares = output.detach(), _shares_of_branches(rows).to(output)
+    averaged = constant + shares * (output - constant)  # of equal value, to the last bit
+    return torch.where(prompt_slots(rows).to(output.device), averaged, output)
+
+
+def _shares_of_branches(rows: Rows) -> Tensor:
+    """One over the number of segments that hang on a slot's own, 1 where there are none; [B, T, 1]."""
+    shares = []
+    for row in rows.rows:
+        hanging = Counter(piece.parent for piece in row)
+        shares.append([1 / max(1, hanging[index]) for index, piece in enumerate(row) for _ in piece.ids])
+    return torch.tensor(shares)[..., None]
 
 
 def rounded(where: str, honest: Activations, rows: Rows, module: str, output: Tensor) -> Tensor:
@@ -208,8 +219,10 @@ FAULTS = (
         stage="activations",
         replacement=prompt_gradient_averaged,
         what="Gradients that the branches send to the prompt's keys and values are averaged instead of summed.",
+        kinds=PREFERENCES,
+        bites_where=PROMPT_OF_TWO,
         signature="forward quantities exact, gradients of all adapters off that the prompt passes",
-        invisible_where="forward quantities",
+        invisible_where="forward quantities; the less, the shorter the prompt and the fewer its branches",
     ),
     Fault(
         name="hidden-states-in-bfloat16",

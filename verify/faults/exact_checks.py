@@ -17,7 +17,13 @@ from verify.model_holder import ModelHolder
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
 
-_LOGPS: tuple[CaseName, ...] = ("distinct-tokens", "distinct-turns", "distinct-examples", "long-rows")
+_LOGPS: tuple[CaseName, ...] = (
+    "distinct-tokens",
+    "distinct-turns",
+    "distinct-examples",
+    "six-levels",
+    "long-rows",
+)
 _LOSS: tuple[CaseName, ...] = (
     "uneven-groups",
     "special-ids",

@@ -12,11 +12,14 @@ from reports.data_record import (
     OrderRecord,
     PartLengthsRecord,
     PlanRecord,
+    PrefixTreesRecord,
+    SharedPrefixesRecord,
     SimulationRecord,
 )
 from verify.data.length_statistics import LengthHistogram
 from verify.data.survey import MOST_COUNTED
 from verify.packing_plan.costs import FlopPrices, GroupLengths
+from verify.packing_plan.prefix_trees import ALONE, TokenGroup, counted_works
 from verify.packing_plan.simulate import (
     REPEATED_ROWS,
     SHARED_ROWS,
@@ -148,6 +151,37 @@ def simulation_record(
         ],
         by_row_limit=[_plan(result, limit) for limit, result in simulate_row_limits(groups, setting)],
         order=_order(groups, setting),
+    )
+
+
+def prefix_trees_record(
+    groups: Sequence[TokenGroup], prices: FlopPrices, row_limit: int, seed: int
+) -> PrefixTreesRecord:
+    """What the prefix trees of some groups hold, next to shared prompts and to each sequence alone.
+
+    Args:
+        groups: Tokens of the groups, in the order of the file.
+        prices: FLOPs of the model.
+        row_limit: Slots of a row in sequence packing.
+        seed: Seed of the sample, and of the shuffle before rows are filled.
+
+    Returns:
+        The record.
+    """
+    works = counted_works(groups, row_limit, seed)
+    return PrefixTreesRecord(
+        groups_sampled=len(groups),
+        seed=seed,
+        row_limit=row_limit,
+        ways=[
+            SharedPrefixesRecord(
+                way=way,
+                tokens=work.tokens,
+                attention_pairs=work.pairs,
+                flop_ratio=prices.flops(work) / prices.flops(works[ALONE]),
+            )
+            for way, work in works.items()
+        ],
     )
 
 

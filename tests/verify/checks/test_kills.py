@@ -66,3 +66,8 @@ def test_a_harmless_change_is_seen_only_where_its_proof_does_not_hold(name: str)
     ((mutation, seen_by),) = killed((name,)).values()
     assert isinstance(mutation, EquivalentMutant)
     assert seen_by == set(mutation.outside_proof)
+
+
+def test_a_position_below_five_segments_is_seen_by_the_row_map() -> None:
+    """No other case of the checks has a segment that deep, and what rounding hides in bfloat16 is plain in integers."""
+    assert killed(("sixth-level-one-late",))["sixth-level-one-late"][1] == {"row-map"}

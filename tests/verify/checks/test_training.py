@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from verify.checks.catalogue import CHECKS_ONLY_IN_FULL, EXACT_CHECKS, MANY_PASS
 from verify.checks.check import ExactCheckName, Finding
 from verify.checks.checkpointed import checkpointed, is_checkpointed
 from verify.checks.lora_weights import read_weights
+from verify.checks.optimizer_steps import QUICK_OPTIMIZER_STEPS
 from verify.checks.same_dropout import PROBABILITY, SameDropout, same_dropout
 from verify.checks.shares import shares
 from verify.checks.trajectory import batches_of
@@ -373,5 +374,23 @@ def test_a_quick_run_leaves_out_what_only_a_full_one_has() -> None:
         CHECKS_ONLY_IN_FULL
     )
     (quick,) = (check for check in QUICK_CHECKS if check.name == "optimizer-steps")
-    assert quick == replace(only("optimizer-steps")[0], cases=("distinct-tokens",))
+    assert quick.cases == ("distinct-tokens",)
     assert set(CHECKS_ONLY_IN_FULL) < set(MANY_PASSES)
+
+
+@pytest.mark.parametrize(
+    ("subject", "verdict"),
+    [
+        (HONEST, Verdict.PASS),
+        (PackedSubject(backend="split"), Verdict.PASS),
+        (Step(), Verdict.PASS),
+        (PackedSubject(backend="dense-eager"), Verdict.NOT_APPLICABLE),
+    ],
+    ids=["dense-sdpa", "split", "of others", "dense-eager"],
+)
+def test_optimizer_steps_of_a_quick_run_are_for_others_and_two_of_our_own(
+    subject: Any, verdict: Verdict, put: Put
+) -> None:
+    finding = put(subject, [QUICK_OPTIMIZER_STEPS])["optimizer-steps"]
+    assert finding.verdict is verdict
+    assert verdict is Verdict.PASS or "left out to be quick" in finding.reason

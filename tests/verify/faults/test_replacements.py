@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from verify.faults.activations import prompt_gradient_averaged
 from verify.faults.catalogue import mutation_named
+from verify.faults.fault import Packing
 from verify.faults.rows import Rows
 from verify.faults.stages import Batch, Stages, Terms
 from verify.groups import PreferenceGroup
@@ -238,3 +240,14 @@ def test_log_probs_of_equivalent_mutants_agree(name: str) -> None:
     ids = torch.arange(17) % 11
     honest = torch.log_softmax(logits, dim=-1)[torch.arange(17), ids]
     assert torch.allclose(planted(name)[0].token_logps(logits, ids), honest, atol=1e-14)
+
+
+def test_the_average_over_the_branches_of_a_prompt_leaves_values_and_a_share_of_the_gradient() -> None:
+    """A prompt of two tokens with three branches, and one of one token with two; 0.1 is no sum of its thirds."""
+    groups = (PreferenceGroup((1, 2), ((3,),), ((4, 5), (6,))), PreferenceGroup((7,), ((8,),), ((9,),)))
+    rows = honest_stages(Packing()).layout(groups)
+    leaf = torch.full((1, 9, 1), 0.1, requires_grad=True)
+    passed_on = prompt_gradient_averaged(lambda rows, module, output: output, rows, "layers.0.self_attn.k_proj", leaf)
+    assert torch.equal(passed_on, leaf)
+    (gradient,) = torch.autograd.grad(passed_on.sum(), leaf)
+    assert gradient.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, 1, 1, 1, 1, 1 / 2, 1, 1])
