@@ -30,15 +30,20 @@ class PrefixForest:
 
     Args:
         forest: The segments.
-        token_ids: The token in each slot; as many as the forest has slots.
+        segment_tokens: The tokens of each segment.
         paths: Indices of the segments that hold each sequence, root first; the last may reach beyond its end.
         lengths: Number of tokens of each sequence.
     """
 
     forest: Forest
-    token_ids: TokenIds
+    segment_tokens: tuple[TokenIds, ...]
     paths: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """The token in each slot."""
+        return tuple(chain.from_iterable(self.segment_tokens))
 
     def slot_runs(self, sequence: int, first: int = 0) -> list[tuple[int, int]]:
         """Where the tokens of a sequence are.
@@ -104,7 +109,7 @@ def prefix_forest(sequences: Sequence[TokenIds]) -> PrefixForest:
     nodes = _depth_first(roots)
     return PrefixForest(
         forest=Forest.of([node.stop - node.start for node in nodes], [node.parent for node in nodes]),
-        token_ids=tuple(chain.from_iterable(node.ids[node.start : node.stop] for node in nodes)),
+        segment_tokens=tuple([node.ids[node.start : node.stop] for node in nodes]),
         paths=tuple(_path(roots, ids) for ids in sequences),
         lengths=tuple(map(len, sequences)),
     )

@@ -86,4 +86,4 @@ def _prefix_tree(groups: Sequence[Group], indices: Sequence[int]) -> Row:
     runs: dict[int, list[SlotRun]] = {index: [] for index in indices}
     for number, index in enumerate(owners):
         runs[index] += tree.slot_runs(number, first=len(groups[index].prompt_ids))
-    return Row(tree.forest, (tree.token_ids,), runs)
+    return Row(tree.forest, tree.segment_tokens, runs)

@@ -25,7 +25,7 @@ NAMES_THAT_SAY_NOTHING = frozenset({"utils", "util", "common", "helpers", "helpe
 # Beside the standard library and itself.
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "reference_impl": frozenset({"torch", "numpy"}),
-    "packed_impl": frozenset({"torch", "transformers", "peft", "numpy"}),
+    "packed_impl": frozenset({"torch", "transformers", "peft", "safetensors", "numpy"}),
     "reports": frozenset({"pydantic", "rich", "jinja2", "markupsafe", "matplotlib"}),
     "verify": frozenset(
         "torch numpy transformers peft safetensors pyarrow hypothesis jinja2 pydantic rich typer reports".split()  # noqa: SIM905

@@ -13,6 +13,12 @@ from verify.models.request import has_rotary_positions, requested_config
 from verify.subjects.oracle import unknown_to_oracle
 from verify.subjects.selection import ONLY_IN_FULL
 
+_REFERENCES = {
+    "frozen-adapter": "a second, frozen adapter of the same model",
+    "separate-model": "another frozen model, whose matrices are a tenth off those of the policy",
+    "cached": "per-token log-probs that another frozen model computed before, unpacked, looked up by tokens",
+}
+
 if TYPE_CHECKING:
     from verify.check_request import PreparedCheck
 
@@ -48,6 +54,8 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
             )
     if not options.variations and not has_rotary_positions(requested_config(request.model)):
         notes.append("positions are not rotary: the variation junk-in-front would change values, and was left out")
+    if request.model.reference != "adapters-off":
+        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}; failures are not diagnosed under it")
     if prepared.reduced:
         reduced = {
             "cases": not options.cases and options.cases_file is None and prepared.loaded is None,

@@ -18,6 +18,7 @@ from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
 from verify.environment import read_environment
 from verify.expectation import UnfitModelError
+from verify.frozen_policy import ReferenceName
 from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
@@ -96,6 +97,7 @@ class CheckOptions:
     beta: float = 0.1
     label_smoothing: float = 0.0
     nll_weight: float | None = None
+    reference: ReferenceName = "adapters-off"
     policy: Path | None = None
     out: Path | None = None
     shrink: bool = False
@@ -166,6 +168,10 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     """
     if options.shrink and options.out is None:
         raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
+    if options.shrink and options.reference != "adapters-off":
+        raise ValueError(
+            f"--shrink with --reference {options.reference}: a reproduction has its adapters off as reference"
+        )
     model = _model_request(options)
     config = requested_config(model)
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
@@ -178,6 +184,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         nll_weight=options.nll_weight,
     )
     no_oracle = unknown_to_oracle(config)
+    if objective.name == REWARD_MODEL and options.reference != "adapters-off":
+        raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
     cases, loaded = choose_cases(
         options, vocab_size=vocab_size, reduced=reduced, objective=objective.name, reward_models=not no_oracle
     )
@@ -284,8 +292,10 @@ def run_check(
 def _diagnoses(
     prepared: PreparedCheck, outcome: GateOutcome, reproductions: Sequence[Reproduction], progress: Progress
 ) -> Diagnoses:
-    from verify.diagnosis.run import diagnose_failures
+    from verify.diagnosis.run import Diagnoses, diagnose_failures
 
+    if prepared.request.model.reference != "adapters-off":
+        return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(
         prepared.request,
@@ -334,6 +344,7 @@ def _model_request(options: CheckOptions) -> ModelRequest:
         seed=options.seed,
         lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
         config=shape.config if shape else None,
+        reference=options.reference,
     )
 
 

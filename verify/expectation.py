@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from verify.frozen_policy import SeparateModel
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
-from verify.objective import Objective
+from verify.objective import Objective, Preference
 from verify.observation import Observation, lora_tensor_name, observe
 from verify.subjects.oracle import apply_objective, observe_oracle, unknown_to_oracle
 from verify.subjects.pairwise import WITNESS
@@ -36,10 +38,16 @@ class Expectation:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._wide: Any = None
+        self._wide_other: tuple[Any, Any] | None = None
         if unknown_to_oracle(model.config):
             self._wide = copy.deepcopy(model).to(torch.float64)
             check_causal(self._wide)
             self._baseline = Baseline.read(self._wide)
+
+    @property
+    def by(self) -> str:
+        """Whose expectations they are, for a line of progress."""
+        return "oracle" if self._wide is None else "unpacked in float64"
 
     def of(self, groups: Sequence[PreferenceGroup], objective: Objective) -> Observation:
         """What the model's weights mean on the groups of a case, in float64.
@@ -64,13 +72,22 @@ class Expectation:
             WITNESS,
             self._wide,
             groups,
-            objective,
+            self._widened(objective),
             apply_objective=apply_objective,
             seed=0,
             baseline=self._baseline,
         )
         self._check_every_adapter_learns(observation)
         return observation
+
+    def _widened(self, objective: Objective) -> Objective:
+        """The objective with the frozen policy in float64 as well; what was computed before stays as it is."""
+        if not isinstance(objective, Preference) or not isinstance(objective.reference, SeparateModel):
+            return objective
+        other = objective.reference.model
+        if self._wide_other is None or self._wide_other[0] is not other:
+            self._wide_other = (other, copy.deepcopy(other).to(torch.float64))
+        return replace(objective, reference=SeparateModel(self._wide_other[1]))
 
     def _check_every_adapter_learns(self, observation: Observation) -> None:
         trained = [lora_tensor_name(name) for name, p in self._wide.named_parameters() if p.requires_grad]

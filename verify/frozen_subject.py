@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from verify.cases import CaseKind
+from verify.frozen_policy import ReferenceName
 from verify.handed_out import on_copies
 from verify.names import unfit_name
 from verify.objective import ObjectiveName
@@ -25,6 +26,7 @@ from verify.subject import (
     kinds_taken,
     layout_of,
     objectives_taken,
+    references_taken,
     said_by,
     support_for,
 )
@@ -41,6 +43,7 @@ class FrozenSubject:
         layout: "packed" or "unpacked".
         takes: The kinds of case it takes.
         objectives: The objectives that its own loss computes.
+        references: The frozen policies that its own loss takes.
         per_token_logps: Its method; this and all others are handed copies of the groups.
         optional: Those of ``OPTIONAL_METHODS`` that it has; others are absent here as they are there.
     """
@@ -49,6 +52,7 @@ class FrozenSubject:
     layout: str
     takes: tuple[CaseKind, ...]
     objectives: tuple[ObjectiveName, ...]
+    references: tuple[ReferenceName, ...]
     per_token_logps: Callable[..., Any]
     optional: Mapping[str, Callable[..., Any]]
 
@@ -77,6 +81,7 @@ def frozen(subject: Any) -> Subject:
         if not callable(getattr(subject, "per_token_logps", None)):
             raise SubjectError(f"{name}: no method per_token_logps(model, groups)")
         layout, takes, objectives = layout_of(subject), kinds_taken(subject), objectives_taken(subject)
+        references = references_taken(subject)
         methods = {method: getattr(subject, method, None) for method in OPTIONAL_METHODS}
     except SubjectError:
         raise
@@ -87,9 +92,9 @@ def frozen(subject: Any) -> Subject:
     who = f"subject {name}"
     optional = {method: on_copies(who, found) for method, found in methods.items() if callable(found)}
     if "supports" in optional:
-        asked: Any = SimpleNamespace(name=name, takes=takes, objectives=objectives, **optional)
+        asked: Any = SimpleNamespace(name=name, takes=takes, objectives=objectives, references=references, **optional)
         optional["supports"] = cache(partial(support_for, asked))
-    return FrozenSubject(name, layout, takes, objectives, on_copies(who, subject.per_token_logps), optional)
+    return FrozenSubject(name, layout, takes, objectives, references, on_copies(who, subject.per_token_logps), optional)
 
 
 def _checked_name(name: object) -> str:

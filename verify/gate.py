@@ -241,8 +241,8 @@ def _result(run: CaseRun, subject: SubjectRun, dtype: str, judgements: tuple[Jud
         phases=subject.phases,
         kind=run.case.kind,
         decisions=subject.decisions,
-        passes=run.case.num_passes,
-        pairwise_slots=run.case.num_passes * run.case.pairwise_slots,
-        pairwise_rows=run.case.num_passes * run.case.num_completions,
+        passes=run.num_passes,
+        pairwise_slots=run.num_passes * run.case.pairwise_slots,
+        pairwise_rows=run.num_passes * run.case.num_completions,
         can_save=run.case.can_save,
     )

@@ -22,7 +22,7 @@ from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
 from verify.noise import NoiseSample
-from verify.objective import REWARD_MODEL, objective_named
+from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named
 from verify.observation import Observation, PhaseSlots, observe
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
@@ -67,6 +67,8 @@ class CaseRun:
     adapters: tuple[str, ...]
     vacuous: tuple[str, ...]
     implausible: tuple[str, ...]
+    num_passes: int
+    """Forward passes of a step, that of a frozen policy included where it is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +133,8 @@ class GateWork:
             WitnessError: The unpacked path cannot be run.
         """
         if self._request.prepare_model is not None:
-            self._holders, self._settings = (
-                {},
-                {},
-            )  # what was prepared may go on from pass to pass, and no piece may depend on another
+            # What was prepared may go on from pass to pass, and no piece may depend on another.
+            self._holders, self._settings = {}, {}
         steps = _Steps(begin)
         if piece.case is not None:
             holder = self.holder_of(piece.dtype, is_reward_model=piece.case.objective_name == REWARD_MODEL)
@@ -185,7 +185,7 @@ class GateWork:
                 self._checks,
                 holder,
                 dtype=dtype,
-                objective=request.objective,
+                objective=holder.with_reference(request.objective),
                 policy=request.policy,
                 seed=request.seed,
             )
@@ -213,7 +213,7 @@ def _run_case(
             subject,
             holder.model,
             case.groups,
-            objective,
+            objective(),
             apply_objective=apply_objective,
             seed=request.seed,
             baseline=holder.baseline,
@@ -225,14 +225,16 @@ def _run_case(
         begin(form.name)
         return run(form)
 
-    objective = objective_named(case.objective_name, request.objective)
-    begin("expectation")
+    def objective() -> Objective:  # asked for anew each time: the model may have been built again
+        return objective_named(case.objective_name, holder.with_reference(request.objective))
+
+    begin(holder.expectation.by)
     try:
         expected = oracle_cache.get(case.name)
         if expected is None:
-            expected = holder.expectation.of(case.groups, objective)
+            expected = holder.expectation.of(case.groups, objective())
             steps.model_passes_s += expected.elapsed_s
-            if holder.under_test.exact_in_bfloat16:
+            if holder.expects_the_same_in_all_dtypes:
                 oracle_cache[case.name] = expected
         forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
         noise = _noise_sample(case, forms, expected)
@@ -252,6 +254,7 @@ def _run_case(
         subjects=tuple(subjects),
         adapters=vacuous_adapters(holder.model),
         vacuous=vacuous_expectation(expected, case.groups),
+        num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
         implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
     )
 
@@ -288,7 +291,7 @@ def _run_subject(
 ) -> SubjectRun:
     name = subject.name
     try:
-        support = support_for(subject, case)
+        support = support_for(subject, case, holder.reference.name)
         if not support.supported:
             return SubjectRun(subject=name, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
         observation = _watched(subject, run, holder)
@@ -318,8 +321,10 @@ def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: Mo
     try:
         observation = run(subject)
     except SubjectError:
+        holder.check_other(subject.name)
         holder.check_bits(subject.name)
         raise
     if not is_built_in(subject):
+        holder.check_other(subject.name)
         holder.check_bits(subject.name)
     return observation

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
+
+import torch
+from torch import Tensor
 
 from verify.expectation import Expectation
-from verify.model_state import Baseline, WeightsChangedError
-from verify.models.request import ModelRequest, build_model, build_reward_model
+from verify.frozen_policy import ADAPTERS_OFF, CachedLogps, FrozenAdapter, FrozenPolicy, SeparateModel
+from verify.groups import PreferenceGroup
+from verify.model_state import Baseline, WeightsChangedError, weights_hash
+from verify.models.request import FROZEN_ADAPTER, ModelRequest, build_model, build_reward_model
+from verify.module_walk import named_modules
+from verify.objective import RewardModel, RunObjective
 from verify.sentinel import model_bits, same_bits
+from verify.subjects.pairwise import WITNESS
 
 
 class LeftBehindError(Exception):
@@ -34,6 +43,7 @@ class ModelHolder:
         *,
         is_reward_model: bool = False,
     ) -> None:
+        self._request = request
         self._build = partial(build_reward_model if is_reward_model else build_model, request, dtype)
         self._prepare, self.is_reward_model = prepare, is_reward_model
         self._expectation: Expectation | None = None
@@ -63,6 +73,52 @@ class ModelHolder:
             self._prepare(self.under_test.model)
         self.baseline = Baseline.read(self.under_test.model)
         self.bits = model_bits(self.model)
+        self.reference = self._frozen_policy()
+        self._bits_of_other = self._hash_of_other()
+
+    @property
+    def expects_the_same_in_all_dtypes(self) -> bool:
+        """Whether all dtypes run the same weights, and the same frozen policy: what was cached is of one dtype."""
+        return self.under_test.exact_in_bfloat16 and not isinstance(self.reference, CachedLogps)
+
+    def with_reference(self, objective: RunObjective) -> RunObjective:
+        """The objective with the frozen policy that goes with this model, where it has one."""
+        return objective if isinstance(objective, RewardModel) else replace(objective, reference=self.reference)
+
+    def _frozen_policy(self) -> FrozenPolicy:
+        """What preference objectives on the model compare with."""
+        name, other = self._request.reference, self.under_test.other
+        if self.is_reward_model:
+            return ADAPTERS_OFF
+        match name:
+            case "adapters-off":
+                return ADAPTERS_OFF
+            case "frozen-adapter":
+                return FrozenAdapter(FROZEN_ADAPTER)
+            case "separate-model":
+                return SeparateModel(other)
+            case "cached":
+                return CachedLogps(partial(_unpacked_logps, other))
+            case _:
+                assert_never(name)
+
+    def _hash_of_other(self) -> dict[str, int]:
+        other = self.under_test.other
+        return {} if other is None else weights_hash(named_modules(other))
+
+    def check_other(self, subject: str) -> None:
+        """Hold the model that is or computed the frozen policy to what it was.
+
+        Raises:
+            WeightsChangedError: A weight is another one, or is trained, or a gradient came to it.
+        """
+        other = self.under_test.other
+        if other is None:
+            return
+        trained = [name for name, p in other.named_parameters() if p.requires_grad or p.grad is not None]
+        if trained or self._hash_of_other() != self._bits_of_other:
+            what = f"{trained[0]} is trained" if trained else "weights differ"
+            raise WeightsChangedError(f"subject {subject} changed the separate model of the reference: {what}")
 
     def check_bits(self, subject: str) -> None:
         """Hold the model to what it computed when it was built.
@@ -86,3 +142,8 @@ class ModelHolder:
             return same_bits(self.bits, model_bits(model()))
         except Exception:
             return False
+
+
+def _unpacked_logps(model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
+    with torch.no_grad():
+        return WITNESS.per_token_logps(model, groups)

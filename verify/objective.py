@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy
 
 PreferenceName = Literal[
     "sigmoid",
@@ -54,6 +56,7 @@ class Preference:
         label_smoothing: Probability that a preference label is flipped, in [0, 0.45]; 0 where the objective has none.
         nll_weight: Weight of the likelihood of preferred responses, at least 0. What is published as "rpo" and as
             GroupDPO has some (:func:`published_nll_weight`).
+        reference: The frozen policy.
 
     Raises:
         ValueError: An unknown name, or a value outside its range.
@@ -63,6 +66,7 @@ class Preference:
     beta: float = 0.1
     label_smoothing: float = 0.0
     nll_weight: float = 0.0
+    reference: FrozenPolicy = ADAPTERS_OFF
 
     def __post_init__(self) -> None:
         if self.name not in PREFERENCE_NAMES:
@@ -85,6 +89,17 @@ class Preference:
             )
         if not 0 <= self.nll_weight < math.inf:
             raise ValueError(f"nll_weight is {self.nll_weight}: it must be a number of at least 0")
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """Everything by name, for a record; of the frozen policy its kind."""
+        return {
+            "name": self.name,
+            "beta": self.beta,
+            "label_smoothing": self.label_smoothing,
+            "nll_weight": self.nll_weight,
+            "reference": self.reference.name,
+        }
 
     @property
     def sums_tokens(self) -> bool:
@@ -110,6 +125,11 @@ class Sft:
         """The name of the objective."""
         return "sft-token-mean" if self.mean == "token" else "sft-example-mean"
 
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """Everything by name, for a record."""
+        return {"name": self.name, "mean": self.mean}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModel:
@@ -121,6 +141,11 @@ class RewardModel:
     """
 
     name: RewardModelName = REWARD_MODEL
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """Everything by name, for a record."""
+        return {"name": self.name}
 
 
 Objective = Preference | Sft | RewardModel
@@ -202,7 +227,7 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
     Args:
         name: Name of the objective.
         run: The objective of the run: taken as it is where it has that name. Other preference objectives have its
-            beta, and its label smoothing where they have one ("robust" without any is "sigmoid", so it gets 0.1 then);
+            beta and frozen policy, and its label smoothing where they have one ("robust" without any is "sigmoid", so it gets 0.1 then);
             beside a reward model, the default beta.
 
     Returns:
@@ -223,7 +248,7 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
     smoothing = run.label_smoothing if name in SMOOTHED else 0.0
     if name == "robust":
         smoothing = smoothing or _ROBUST_SMOOTHING
-    return Preference(name=name, beta=run.beta, label_smoothing=smoothing, nll_weight=published_nll_weight(name))
+    return replace(run, name=name, label_smoothing=smoothing, nll_weight=published_nll_weight(name))
 
 
 def preference_beside(run: RunObjective) -> Preference:

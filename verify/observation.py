@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from verify.frozen_policy import CachedLogps, FrozenPolicy, SeparateModel
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
-from verify.models.lora import adapters_off
 from verify.module_walk import named_modules, named_parameters
 from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.slots import SlotCount, count_slots
@@ -207,8 +208,7 @@ def _policy_and_reference(
     reference: object = None
     with count_slots(model) as slots:
         if isinstance(objective, Preference):
-            with torch.no_grad(), adapters_off(model):
-                reference = _copied(subject.per_token_logps(model, groups))
+            reference = _copied(reference_logps(subject, model, groups, objective.reference, slots))
         with torch.set_grad_enabled(differentiable):
             policy = subject.per_token_logps(model, groups)
     phases.append(PhaseSlots("log-probs", slots))
@@ -241,6 +241,36 @@ def _reward_model(
     return values.loss, values.rewards, False
 
 
+def reference_logps(
+    subject: Subject,
+    model: Any,
+    groups: Sequence[PreferenceGroup],
+    frozen: FrozenPolicy,
+    slots: SlotCount | None = None,
+) -> object:
+    """What a subject computes for the frozen policy, or what was computed before.
+
+    Args:
+        subject: The subject.
+        model: The policy.
+        groups: The groups.
+        frozen: The frozen policy.
+        slots: A count at the policy, to which what another model is fed is added.
+
+    Returns:
+        Whatever the subject returned.
+    """
+    if isinstance(frozen, CachedLogps):
+        return frozen.look_up(groups)
+    with torch.no_grad(), frozen.standing_in(model) as stand_in:
+        if stand_in is model or slots is None:
+            return subject.per_token_logps(stand_in, groups)
+        with count_slots(stand_in) as of_other:
+            logps = subject.per_token_logps(stand_in, groups)
+        slots.add(of_other)
+        return logps
+
+
 def _copied(logps: object) -> object:
     """Copies, since a subject may write its next result into the same buffers."""
     if not isinstance(logps, list | tuple):
@@ -257,8 +287,12 @@ def _own_loss(
     phases: list[PhaseSlots],
 ) -> tuple[Tensor, Tensor, _Logps | None, bool]:
     """Loss, rewards, the log-probs that came with them, and whether backward was done."""
-    with count_slots(model) as slots:
+    frozen = objective.reference if isinstance(objective, Preference) else None
+    other = count_slots(frozen.model) if isinstance(frozen, SeparateModel) else nullcontext()
+    with count_slots(model) as slots, other as of_other:
         output = subject.loss(model, groups, objective)  # type: ignore[attr-defined]
+    if of_other is not None:
+        slots.add(of_other)
     phases.append(PhaseSlots("loss", slots))
     num_completions = 0 if isinstance(objective, Sft) else sum(len(group.completions) for group in groups)
     loss, rewards = check_loss(

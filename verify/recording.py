@@ -160,7 +160,7 @@ def run_fields(request: GateRequest, model: ModelUnderTest, facts: RunFacts, *, 
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=facts.environment,
         model=model_record(request.model, model),
-        objective=asdict(request.objective),
+        objective=_objective_record(request),
         seeds=facts.seeds,
         policy=request.policy.model_dump(),
         cases=[_case_record(case) for case in request.cases],
@@ -172,6 +172,11 @@ def run_fields(request: GateRequest, model: ModelUnderTest, facts: RunFacts, *, 
             peak_host_bytes=peak_host_bytes(),
         ),
     )
+
+
+def _objective_record(request: GateRequest) -> dict[str, Any]:
+    settings = request.objective.settings
+    return {**settings, "reference": request.model.reference} if "reference" in settings else settings
 
 
 def _with_findings(summary: Summary, findings: Sequence[Finding]) -> Summary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -26,6 +26,11 @@ class SlotCount:
     slots_with_grad: int = 0
     rows_with_grad: int = 0
     layer_slots: int = 0
+
+    def add(self, other: SlotCount) -> None:
+        """Count what another model was fed as well."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @contextmanager

@@ -22,6 +22,10 @@ Optional attributes and methods:
   called apart. ``objective.name`` says which loss, its other attributes are the parameters.
   A step that runs backward itself (over micro-batches, in two passes) returns ``backward_done = True`` with the
   gradients of the whole batch in ``.grad``; its loss needs no graph then.
+- ``references``: the frozen policies that ``loss`` takes beside the model with its adapters off, which it may be given
+  as ``objective.reference``, a tuple with "adapters-off" in it: "frozen-adapter" (another adapter of the model, whose
+  name is ``objective.reference.adapter``), "separate-model" (``objective.reference.model``), "cached"
+  (``objective.reference.look_up(groups)`` gives one tensor per completion). A subject without a ``loss`` takes any.
 - ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
   "sft-example-mean". Of the others (``verify.objective.OBJECTIVE_NAMES``) a subject is asked for those that it names.
 - ``rewards(model, groups)``: one differentiable scalar per completion, where the model is a reward model. It, or a
@@ -38,10 +42,12 @@ import torch
 from torch import Tensor
 
 from verify.cases import CASE_KINDS, Case, CaseKind
+from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.groups import PreferenceGroup
-from verify.objective import OBJECTIVE_NAMES, REWARD_MODEL, ObjectiveName
+from verify.objective import OBJECTIVE_NAMES, PREFERENCE_NAMES, REWARD_MODEL, ObjectiveName
 
 DEFAULT_OBJECTIVES: tuple[ObjectiveName, ...] = ("sigmoid", "sft-token-mean", "sft-example-mean")
+DEFAULT_REFERENCES: tuple[ReferenceName, ...] = ("adapters-off",)
 OPTIONAL_METHODS = ("supports", "supports_gradients", "loss", "rewards", "packed_rows")
 
 _LONGEST_MESSAGE = 500
@@ -150,6 +156,22 @@ def objectives_taken(subject: Subject) -> tuple[ObjectiveName, ...]:
     return tuple(known)
 
 
+def references_taken(subject: Subject) -> tuple[ReferenceName, ...]:
+    """The frozen policies that a subject's own ``loss`` takes: the model with its adapters off unless it says more.
+
+    Raises:
+        SubjectError: Anything but a tuple or list of known names, without one twice, "adapters-off" among them.
+    """
+    references = getattr(subject, "references", DEFAULT_REFERENCES)
+    known = [name for name in REFERENCE_NAMES if isinstance(references, list | tuple) and name in references]
+    if "adapters-off" not in known or len(known) != len(references):
+        raise SubjectError(
+            f"subject {subject.name}: references is {bounded(_read(references, repr))}; it must be a tuple of "
+            f"'adapters-off' and some of {', '.join(map(repr, REFERENCE_NAMES[1:]))}"
+        )
+    return tuple(known)
+
+
 def owns_loss(subject: Subject) -> bool:
     """Whether the subject computes its own loss."""
     return callable(getattr(subject, "loss", None))
@@ -166,12 +188,17 @@ def computes_loss(subject: Subject, objective_name: ObjectiveName) -> bool:
     return objective_name != REWARD_MODEL or objective_name in objectives_taken(subject)
 
 
-def support_for(subject: Subject, case: Case) -> Support:
-    """Whether the subject takes the case: a kind and an objective that it takes, not refused by its ``supports``.
+def support_for(subject: Subject, case: Case, reference: ReferenceName = "adapters-off") -> Support:
+    """Whether the subject takes the case: kind, objective and frozen policy, and its ``supports`` does not refuse it.
+
+    Args:
+        subject: The subject.
+        case: The case.
+        reference: The frozen policy of the run.
 
     Raises:
         SubjectError: ``supports`` raised, or returned something without ``supported`` and ``reason``, or said no
-            without a reason; or ``takes`` or ``objectives`` is wrong.
+            without a reason; or ``takes``, ``objectives`` or ``references`` is wrong.
     """
     takes = kinds_taken(subject)
     if case.kind not in takes:
@@ -182,6 +209,10 @@ def support_for(subject: Subject, case: Case) -> Support:
             return Support(False, f"no method rewards, and no loss of its own that names {REWARD_MODEL}")
     elif owns_loss(subject) and case.objective_name not in objectives:
         return Support(False, f"objective {case.objective_name}; the subject's own loss is {', '.join(objectives)}")
+    is_over_policy = case.objective_name in PREFERENCE_NAMES
+    if owns_loss(subject) and is_over_policy and reference not in references_taken(subject):
+        taken = ", ".join(references_taken(subject))
+        return Support(False, f"reference {reference}; the subject's own loss takes {taken}")
     return _ask(subject, "supports", case)
 
 

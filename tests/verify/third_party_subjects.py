@@ -127,6 +127,65 @@ class OwnLoss(ByHand):
         return -logsigmoid(margins).mean()
 
 
+class AnyReference(OwnLoss):
+    """With whatever frozen policy it is given."""
+
+    name = "any-reference"
+    references = ("adapters-off", "frozen-adapter", "separate-model", "cached")
+
+    def loss(self, model, groups, objective):
+        refs = self.sums(self.reference(model, groups, objective.reference))
+        rewards = self.beta(objective) * (self.sums(self.per_token_logps(model, groups)) - refs)
+        return SimpleNamespace(loss=self.of_margins(rewards[0::2] - rewards[1::2]), rewards=rewards)
+
+    @torch.no_grad()
+    def reference(self, model, groups, frozen):
+        if frozen.name == "cached":
+            return frozen.look_up(groups)
+        if frozen.name == "separate-model":
+            return self.per_token_logps(frozen.model, groups)
+        if frozen.name == "adapters-off":
+            with model.disable_adapter():
+                return self.per_token_logps(model, groups)
+        model.set_adapter(frozen.adapter)
+        try:
+            return self.per_token_logps(model, groups)
+        finally:
+            model.set_adapter("default")
+
+
+class IgnoresTheReference(AnyReference):
+    """Takes its adapters off whatever it was given."""
+
+    name = "ignores-the-reference"
+
+    @torch.no_grad()
+    def reference(self, model, groups, frozen):
+        with model.disable_adapter():
+            return self.per_token_logps(model, groups)
+
+
+class ReadsTheCacheByIndex(AnyReference):
+    """Looks the groups up in another order than they are in."""
+
+    name = "reads-the-cache-by-index"
+
+    def reference(self, model, groups, frozen):
+        return super().reference(model, groups[::-1], frozen)
+
+
+class TrainsTheReference(AnyReference):
+    """Leaves the separate model one step on."""
+
+    name = "trains-the-reference"
+
+    def reference(self, model, groups, frozen):
+        found = super().reference(model, groups, frozen)
+        with torch.no_grad():
+            next(frozen.model.parameters()).mul_(1.001)
+        return found
+
+
 # Wrong in the layout.
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from verify.checks.bench import Bench, Groups
 from verify.checks.shares import shares
-from verify.models.lora import adapters_off
 from verify.objective import Objective, Preference
-from verify.observation import lora_tensor_name, to_float64
+from verify.observation import lora_tensor_name, reference_logps, to_float64
 from verify.subject import SubjectError, backward_done, check_logps, check_loss, owns_loss
 from verify.subjects.oracle import apply_objective
 
@@ -106,10 +105,9 @@ def _judged_loss(bench: Bench, groups: Groups, objective: Objective) -> Tensor:
     """The runner's objective on the subject's log-probs."""
     subject, model, refs = bench.subject, bench.model, tuple[Tensor, ...]()
     if isinstance(objective, Preference):
-        with torch.no_grad(), adapters_off(model):
-            refs = check_logps(
-                subject.per_token_logps(model, groups), groups, subject=subject.name, differentiable=False
-            )
+        with torch.no_grad():
+            computed = reference_logps(subject, model, groups, objective.reference)
+            refs = check_logps(computed, groups, subject=subject.name, differentiable=False)
             refs = tuple(ref.clone() for ref in refs)  # a subject may write its next result into the same buffers
     logps = check_logps(subject.per_token_logps(model, groups), groups, subject=subject.name, differentiable=True)
     return apply_objective(logps, refs, groups, objective).loss

@@ -18,10 +18,10 @@ from verify.checks.check import Measured
 from verify.checks.own_objective import reward_budgets
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
 from verify.checks.yardsticks import measured
-from verify.models.lora import adapters_off
+from verify.frozen_policy import CachedLogps
 from verify.objective import preference_beside
-from verify.observation import to_float64
-from verify.subject import owns_loss
+from verify.observation import reference_logps, supervised_logps, to_float64
+from verify.subject import check_logps, owns_loss
 from verify.subjects.pairwise import WITNESS
 
 
@@ -44,13 +44,16 @@ def hold_reference_against_rewriting(bench: Bench, case: Case, rewriting: Rewrit
 
 
 def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
-    def adapters_off_logps(groups: Groups) -> Tensor:
-        with adapters_off(bench.model):
-            return flat(bench.run_logps(groups))
+    objective = preference_beside(bench.setting.objective)
+
+    def of_frozen_policy(groups: Groups) -> Tensor:
+        if isinstance(objective.reference, CachedLogps):  # the runner looks them up, whatever the subject
+            return flat(unpacked_reference(bench, groups))
+        with objective.reference.standing_in(bench.model) as stand_in:
+            return flat(bench.run_logps(groups, stand_in))
 
     if not owns_loss(bench.subject):
-        return hold_against_rewritings(bench, case, [rewriting], adapters_off_logps)
-    objective = bench.setting.objective
+        return hold_against_rewritings(bench, case, [rewriting], of_frozen_policy)
     before = bench.own_loss(case.groups, objective)
     rewritten = rewrite(case.groups, bench.setting.cases.other_token[case.name], rewriting.token_ids)
     after = bench.own_loss(rewritten, objective)
@@ -60,6 +63,13 @@ def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
     return hold_against_rewritings(bench, case, [rewriting], refs.__getitem__)
 
 
+def unpacked_reference(bench: Bench, groups: Groups) -> tuple[Tensor, ...]:
+    """The frozen policy's log-probs by the unpacked path, float64."""
+    logps = reference_logps(WITNESS, bench.model, groups, preference_beside(bench.setting.objective).reference)
+    checked = check_logps(logps, groups, subject=WITNESS.name, differentiable=False)
+    return supervised_logps(tuple(map(to_float64, checked)), groups)
+
+
 def _hold_rewards(bench: Bench, case: Case, groups: Groups, rewriting: Rewriting, rewards: Tensor) -> Measured:
     """Reference sums that follow from rewards, against those of the unpacked path on the same, rewritten groups."""
     objective, token_budget = (
@@ -67,8 +77,7 @@ def _hold_rewards(bench: Bench, case: Case, groups: Groups, rewriting: Rewriting
         measured(bench.setting.yardsticks.token_budgets.get(case.name)),
     )
     logps = bench.logps(groups)
-    with torch.no_grad(), adapters_off(bench.model):
-        refs = tuple(map(to_float64, WITNESS.per_token_logps(bench.model, groups)))
+    refs = unpacked_reference(bench, groups)
     epsilon = max(float(torch.finfo(dtype).eps) for dtype in (torch.float32, bench.model.dtype))
     of_rounding = reward_budgets(logps, refs, objective, epsilon)
     ratios, worst = list[float](), ""

@@ -15,7 +15,7 @@ from verify.cli.imports import HELP_JOBS, heavy_imports
 
 _HELP_MODEL = (
     "tiny, tiny-qwen2, -llama, -mistral, -qwen3-moe; qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b, llama-3.2-1b (published "
-    "config, seeded weights); a checkpoint folder; or a JSON file of a shape (seeded weights)."
+    "config, seeded weights); tiny-TYPE (a model type of transformers); a checkpoint folder; or a JSON file of a shape."
 )
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
@@ -23,6 +23,7 @@ _HELP_OBJECTIVE = (
     "Objective of cases that compare responses: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, "
     "groupdpo-mpo, groupdpo-softmax or groupdpo-all-pairs; or reward-model (a Bradley-Terry reward model)."
 )
+_HELP_REFERENCE = "The frozen policy: adapters-off, frozen-adapter, separate-model or cached."
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
 _HELP_FULL = "All built-in subjects, and in all dtypes, unless you name some; about five times the default's time."
 
@@ -48,6 +49,7 @@ def check(
     label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.45].")] = 0.0,
     objective: Annotated[str, typer.Option(help=_HELP_OBJECTIVE)] = "sigmoid",
     nll_weight: Annotated[float | None, typer.Option(help=_HELP_NLL)] = None,
+    reference: Annotated[str, typer.Option(help=_HELP_REFERENCE)] = "adapters-off",
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
     variation: Annotated[
         list[str] | None, typer.Option(help="Harmless variations of the unpacked path that set the noise floor.")
@@ -126,6 +128,7 @@ def check(
         beta=beta,
         label_smoothing=label_smoothing,
         nll_weight=nll_weight,
+        reference=option_checks.checked_reference(reference),
         policy=policy,
         out=out,
         shrink=shrink,

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 from verify.data.rows import check_file
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import synthetic_cases
 from verify.default_cases.tiny import tiny_cases
+from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX, named_config
 from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, DTYPE_NAMES, VARIATION_NAMES
 from verify.tolerance import load_policy
@@ -135,6 +137,16 @@ def check_data_options(
     if cases_file is not None and not cases_file.is_file():
         found = "a folder" if cases_file.is_dir() else "no such file"
         raise ValueError(f"--cases-file {cases_file}: there is {found}; give a JSON file of cases")
+
+
+def checked_reference(name: str) -> ReferenceName:
+    """The kind of frozen policy of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    _check_names("reference", [name], REFERENCE_NAMES)
+    return cast(ReferenceName, name)
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:

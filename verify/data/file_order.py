@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,17 +71,20 @@ class FileOrder:
         self._first_logarithm = 0.0
         self._sum = self._squares = self._products = 0.0
 
-    def add_text(self, prompt: object, source: str | None) -> None:
-        """Add the next row of the file: its prompt, and where it was taken from, if it says so."""
-        self.repeated_prompts += prompt == self._last_prompt
-        self._last_prompt = prompt
-        if source is not None:
-            if self._last_source is not None:
-                self._source_pairs += 1
-                self._same_source += source == self._last_source
-            if len(self._sources) <= _MOST_SOURCES:
-                self._sources[source] += 1
-        self._last_source = source
+    def add_texts(self, prompts: Sequence[object], sources: Sequence[str | None]) -> None:
+        """Add the next rows of the file: their prompts, and where each was taken from, if it says so."""
+        for prompt in prompts:
+            if prompt == self._last_prompt:
+                self.repeated_prompts += 1
+            self._last_prompt = prompt
+        for source in sources:
+            if source is not None:
+                if self._last_source is not None:
+                    self._source_pairs += 1
+                    self._same_source += source == self._last_source
+                if len(self._sources) <= _MOST_SOURCES:
+                    self._sources[source] += 1
+            self._last_source = source
 
     def add_lengths(self, lengths: Ints) -> None:
         """Add the lengths of the next rows."""

@@ -123,14 +123,18 @@ def split_conversations(chosen: Turns, rejected: Turns, place: Place) -> Prefere
         raise _without_response("chosen", chosen, place)
     if rejected_role != ASSISTANT:
         raise _without_response("rejected", rejected, place)
-    prompt_turns = _shared_turns(chosen, rejected)
+    prompt_turns, most = 0, min(len(chosen), len(rejected)) - 1
+    while prompt_turns < most and chosen[prompt_turns] == rejected[prompt_turns]:
+        prompt_turns += 1
     (chosen_role, _), (rejected_role, _) = chosen[prompt_turns], rejected[prompt_turns]
     if chosen_role != ASSISTANT:
         raise _different_prompts("chosen", chosen, prompt_turns, place)
     if rejected_role != ASSISTANT:
         raise _different_prompts("rejected", rejected, prompt_turns, place)
     prompt = chosen[:prompt_turns]
-    _check_prompt(prompt, place)
+    # Nearly every prompt is this one: its first turn has text, and its last is the user's.
+    if not prompt or prompt[-1][0] != USER or not prompt[0][1] or prompt[0][1].isspace():
+        _check_prompt(prompt, place)
     if not chosen_text or chosen_text.isspace():
         raise UnusableRow(Reason.EMPTY_RESPONSE, place, "the final turn of chosen holds no text")
     if not rejected_text or rejected_text.isspace():

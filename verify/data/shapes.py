@@ -345,7 +345,10 @@ def _turns_of(values: Iterable[Mapping[str, Any]], name: str, row: Row) -> Turns
     turns: list[Turn] = []
     is_encodable = row.is_encodable
     for value in values:
-        role, content = value.get("role"), value.get("content")
+        try:
+            role, content = value["role"], value["content"]
+        except KeyError:
+            role = content = None
         # Nearly every turn is this one: a role, a text and no more.
         if type(role) is type(content) is str and len(value) == 2 and (is_encodable or _is_text(role + content)):
             turns.append(_new_turn(Turn, (role, content)))

@@ -297,6 +297,8 @@ class _Survey:
     def measure(self) -> None:
         """Measure the rows that wait; their lengths are added to the sums now and then."""
         has_limit = self._max_sequence is not None or self._max_group is not None
+        prompts: list[object] = []
+        sources: list[str | None] = []
         for read, source, sizes in zip(self.waiting, self._sources, self._measure.sizes(self.waiting), strict=True):
             if isinstance(sizes, UnusableRow):
                 self.leave_out(sizes.violation)
@@ -308,11 +310,13 @@ class _Survey:
                 self.tokenised.add([sizes.tokens])
                 sizes = sizes._replace(tokens=None)  # the sums need lengths alone
             self._measured.append((sizes, read.place))
-            self.order.add_text(read.prompt, source)
+            prompts.append(read.prompt)
+            sources.append(source)
             for remark in sizes.remarks:
                 self.remarks.setdefault(remark, Counted()).add(str(read.place))
             if len(self._measured) == MOST_GROUPS:
                 self.settle()
+        self.order.add_texts(prompts, sources)
         self.waiting.clear()
         self._sources.clear()
 

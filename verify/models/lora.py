@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -97,13 +95,38 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "
         # GPT-2's linear layers hold their weights transposed, which peft finds out and says.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
         peft_model = get_peft_model(model, config)
+    _draw_factors(peft_model, "default", spec, seed)
+    return peft_model.eval()
+
+
+def add_frozen_adapter(model: Any, name: str, spec: LoraSpec, *, seed: int) -> None:
+    """Give a model a second adapter on the same layers, which is not trained and not active.
+
+    Args:
+        model: A model of :func:`add_lora`.
+        name: Name of the adapter.
+        spec: Rank, scaling, strength of both adapters.
+        seed: Seed of its factors.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
+        model.add_adapter(name, replace(model.peft_config["default"]))
+    _draw_factors(model, name, spec, seed)
+    for parameter_name, parameter in model.named_parameters():
+        if f".{name}." in parameter_name:
+            parameter.requires_grad_(False)
+    model.eval()
+
+
+def _draw_factors(model: Any, adapter: str, spec: LoraSpec, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, module in sorted(peft_model.named_modules()):
-            if not hasattr(module, "lora_A") or "default" not in module.lora_A:
+        for name, module in sorted(model.named_modules()):
+            if not hasattr(module, "lora_A") or adapter not in module.lora_A:
                 continue
             weight = module.base_layer.weight
-            factor_a, factor_b = module.lora_A["default"].weight, module.lora_B["default"].weight
+            factor_a, factor_b = module.lora_A[adapter].weight, module.lora_B[adapter].weight
             rms = float(weight.float().square().mean().sqrt())
             if rms == 0:
                 raise ValueError(f"{name}: the weight is zero, so no adapter strength can be set against it")
@@ -111,7 +134,6 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "
             std_b = spec.strength * rms / (spec.scaling * math.sqrt(spec.rank) * std_a)
             for factor, std in ((factor_a, std_a), (factor_b, std_b)):
                 factor.copy_(rounded_normal(factor.shape, std, generator))
-    return peft_model.eval()
 
 
 def _linear_layers(model: Any) -> list[str]:
@@ -124,23 +146,6 @@ def _linear_layers(model: Any) -> list[str]:
         }
         - _CHOOSERS
     )
-
-
-@contextmanager
-def adapters_off(model: Any) -> Iterator[None]:
-    """The frozen policy of DPO while the context is open.
-
-    As PEFT's ``disable_adapter``, which before that asks every layer how it is: on a small model for as long as a
-    forward pass takes.
-
-    Args:
-        model: A model of :func:`add_lora`, adapters on.
-    """
-    model.base_model.disable_adapter_layers()
-    try:
-        yield
-    finally:
-        model.base_model.enable_adapter_layers()
 
 
 def rounded_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -23,6 +24,7 @@ from verify.models.configs import ModelType, NamedConfig
 from verify.models.lora import rounded_normal
 
 _NORM_SPREAD = 0.1
+_MOVED_BY = 0.1
 _CONFIG_CLASSES: Mapping[ModelType, type[PreTrainedConfig]] = {
     "qwen3": Qwen3Config,
     "qwen2": Qwen2Config,
@@ -115,6 +117,27 @@ def build_random(config: NamedConfig, *, num_layers: int, dtype: torch.dtype, se
                 values = rounded_normal(parameter.shape, config.weight_std, generator)
             parameter.copy_(values)
     return freeze(model)
+
+
+def moved_copy(model: nn.Module, *, seed: int) -> nn.Module:
+    """Another model of the same kind: every matrix moved by a tenth of its size, rounded to bfloat16.
+
+    Args:
+        model: A causal LM without adapters; left as it is.
+        seed: Seed of what is added.
+
+    Returns:
+        The copy, in eval mode, nothing requiring grad.
+    """
+    moved = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(moved.named_parameters()):
+            if parameter.dim() > 1:
+                step = _MOVED_BY * float(parameter.float().square().mean().sqrt())
+                values = parameter.float() + rounded_normal(parameter.shape, step, generator).to(parameter.device)
+                parameter.copy_(values.to(torch.bfloat16))
+    return freeze(moved)
 
 
 def freeze(model: nn.Module) -> nn.Module:

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
+from verify.frozen_policy import ReferenceName
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
-from verify.models.lora import LoraSpec, add_lora
-from verify.models.random_weights import build_random, hf_config
+from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
+from verify.models.random_weights import build_random, hf_config, moved_copy
 from verify.models.reward_model import train_score_head, with_score_head
 
+FROZEN_ADAPTER = "reference"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -30,6 +32,7 @@ class ModelRequest:
         seed: Seed of random weights and of the adapters.
         lora: The adapters.
         config: A config with seeded weights instead of the one that is named.
+        reference: The kind of frozen policy that is built with it.
 
     Raises:
         ValueError: An unknown name, a depth the config does not have, or a device that is not there.
@@ -41,6 +44,7 @@ class ModelRequest:
     seed: int = 0
     lora: LoraSpec = field(default_factory=LoraSpec)
     config: NamedConfig | None = None
+    reference: ReferenceName = "adapters-off"
 
     def __post_init__(self) -> None:
         if self.family:
@@ -88,12 +92,14 @@ class ModelUnderTest:
         weights: Where the weights come from, in words.
         num_layers_published: Depth of the config before a cut.
         exact_in_bfloat16: Whether bfloat16 represents every weight, so that all dtypes run the same values.
+        other: A model of the same kind and without adapters, where the frozen policy is one or was computed by one.
     """
 
     model: Any
     weights: str
     num_layers_published: int
     exact_in_bfloat16: bool
+    other: Any = None
 
 
 def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
@@ -109,8 +115,13 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
     Raises:
         ValueError: A checkpoint that cannot be used (CheckpointError).
     """
-    built = _without_adapters(request, DTYPES[dtype_name])
-    return replace(built, model=add_lora(built.model, request.lora, seed=request.seed + 1).to(request.device))
+    built, other = _without_adapters(request, DTYPES[dtype_name]), None
+    if request.reference in ("separate-model", "cached"):
+        other = moved_copy(built.model, seed=request.seed + 2).to(request.device)
+    model = add_lora(built.model, request.lora, seed=request.seed + 1)
+    if request.reference == "frozen-adapter":
+        add_frozen_adapter(model, FROZEN_ADAPTER, request.lora, seed=request.seed + 2)
+    return replace(built, model=model.to(request.device), other=other)
 
 
 def build_reward_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
@@ -127,7 +138,7 @@ def build_reward_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest
         ValueError: As :func:`build_model`, or transformers has no such classifier.
     """
     built = _without_adapters(request, DTYPES[dtype_name])
-    classifier = with_score_head(built.model, seed=request.seed + 2)
+    classifier = with_score_head(built.model, seed=request.seed + 3)
     model = add_lora(classifier, request.lora, seed=request.seed + 1, task_type=None)
     train_score_head(model)
     return replace(built, model=model.to(request.device), weights=f"{built.weights}; score head seeded")

@@ -167,7 +167,7 @@ def _facts(shrunk: Shrunk, setting: Setting, sha256: Mapping[str, str]) -> dict[
         "size_before": shrunk.before.size,
         "size_after": shrunk.after.size,
         "seed": shrunk.after.model.seed,
-        "objective": {**asdict(objective), "name": objective.name},
+        "objective": objective.settings,
         "variations": list(request.variations),
         "threads": setting.threads,
         "versions": dict(setting.versions),

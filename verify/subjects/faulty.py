@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from packed_impl.attention import attention_implementation, pretrained_model
 from packed_impl.bins import packed_length
@@ -31,9 +32,19 @@ from verify.checks.packed_rows import PackedRows
 from verify.faults.fault import Mutation, Packing
 from verify.faults.rows import Held, Piece, Rows
 from verify.faults.stages import Batch, Forward, Parameters, Stages, Targets, Terms
+from verify.frozen_policy import (
+    ADAPTERS_OFF,
+    REFERENCE_NAMES,
+    AdaptersOff,
+    CachedLogps,
+    FrozenAdapter,
+    FrozenPolicy,
+    ReferenceName,
+    SeparateModel,
+)
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
-from verify.models.lora import adapters_off
+from verify.models.adapters import adapters_off
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel, Sft
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
@@ -70,6 +81,7 @@ class FaultySubject:
         layout: As in the contract of a subject.
         forwards: Passes without gradients that other subjects of the run may share.
         objectives: As in the contract of a subject.
+        references: As in the contract of a subject.
         kept: What a mutation that remembers keeps from call to call.
     """
 
@@ -80,6 +92,7 @@ class FaultySubject:
     layout: str = "packed"
     forwards: ForwardCache | None = field(default=None, compare=False, repr=False)
     objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
+    references: tuple[ReferenceName, ...] = REFERENCE_NAMES
     kept: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -123,7 +136,7 @@ class FaultySubject:
 
     def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: Objective) -> StagedLoss:
         """The whole step."""
-        stages = self._stages()
+        stages = self._stages(objective.reference, groups) if isinstance(objective, Preference) else self._stages()
         rows = stages.layout(groups)
         if isinstance(objective, RewardModel):
             return self._reward_model_loss(stages, model, rows, groups, objective)
@@ -171,15 +184,24 @@ class FaultySubject:
             supervised=_supervised(targets, rows),
         )
 
-    def _stages(self) -> Stages:
+    def _stages(self, frozen: FrozenPolicy = ADAPTERS_OFF, groups: Sequence[PreferenceGroup] = ()) -> Stages:
+        stages = self._with_fault(honest_stages(self.mutation.packing if self.mutation else Packing()))
+        if isinstance(frozen, AdaptersOff):
+            return stages
+        # What is replaced sits in the reference pass too, unless it is that pass.
+        honest = replace(stages, reference=partial(_reference_by, frozen, stages, self.forwards, groups))
+        at_fault = self.mutation is not None and self.mutation.stage == "reference"
+        return self._with_fault(honest) if at_fault else honest
+
+    def _with_fault(self, honest: Stages) -> Stages:
         if self.mutation is None:
-            return honest_stages(Packing())
+            return honest
         replacement = self.mutation.replacement
         if self.mutation.remembers:
             replacement = partial(replacement, kept=self.kept)
         if self.calls_foreign_code:
             replacement = on_copies(self.name, replacement)
-        return honest_stages(self.mutation.packing).replaced(self.mutation.stage, replacement)
+        return honest.replaced(self.mutation.stage, replacement)
 
 
 def _attended(mask: Tensor) -> Tensor:
@@ -408,6 +430,26 @@ def _reduction(logps: Tensor, targets: Targets) -> Tensor:
 def _reference(model: Any, forward: Forward, rows: Rows) -> Tensor:
     with torch.no_grad(), adapters_off(model):
         return forward(rows, {})
+
+
+def _reference_by(
+    frozen: FrozenAdapter | SeparateModel | CachedLogps,
+    stages: Stages,
+    forwards: ForwardCache | None,
+    groups: Sequence[PreferenceGroup],
+    model: Any,
+    forward: Forward,
+    rows: Rows,
+) -> Tensor:
+    """The reference pass of another frozen policy than the model with its adapters off.
+
+    Nothing was cached for what a fault predicts beside the completions' own tokens.
+    """
+    if isinstance(frozen, CachedLogps):
+        cached = torch.cat(frozen.look_up(groups))
+        return pad(cached, (0, len(stages.supervision(rows, stages.predictors(rows)).counted) - len(cached)))
+    with torch.no_grad(), frozen.standing_in(model) as stand_in:
+        return _logps(stages, stand_in, rows, {}, forwards=forwards)
 
 
 def _objective(sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Objective) -> Terms:

@@ -42,8 +42,8 @@ class ForwardCache:
             return compute(inputs)
         rest = {name: value for name, value in inputs.items() if name != "input_ids"}
         rest["inputs_embeds"] = model.get_input_embeddings()(inputs["input_ids"])
-        adapters_off = tuple(bool(module._disable_adapters) for module in self._switches)
-        key = (adapters_off, *((name, _content(value)) for name, value in sorted(rest.items())))
+        adapters = tuple(() if module._disable_adapters else (*module.active_adapters,) for module in self._switches)
+        key = (adapters, *((name, _content(value)) for name, value in sorted(rest.items())))
         if key not in self._logits:
             self._logits[key] = compute(rest)
         return self._logits[key]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, assert_never
 
 import torch
 from torch import Tensor
 
-from reference_impl import batch_objective
+from reference_impl import batch_objective, ref_policy
 from reference_impl.config import from_hf_config
 from reference_impl.lora import LoraFactors
 from reference_impl.reward_model import SCORE, bradley_terry, oracle_reward_step
 from reference_impl.step import oracle_step
+from verify.frozen_policy import AdaptersOff, CachedLogps, FrozenAdapter, FrozenPolicy, SeparateModel
 from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel
 from verify.observation import ObjectiveValues, Observation, supervised_logps, to_float64
@@ -45,6 +46,7 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
         from_hf_config(model.config.to_dict()),
         lora,
         objective=objective.name,
+        ref_policy=_ref_policy(objective.reference, model, groups) if isinstance(objective, Preference) else None,
         **_parameters(objective),
     )
     return Observation(
@@ -74,6 +76,20 @@ def _observe_reward_model(model: Any, groups: Sequence[PreferenceGroup]) -> Obse
         gradients={name: to_float64(gradient) for name, gradient in (step.gradients or {}).items()},
         elapsed_s=time.perf_counter() - start,
     )
+
+
+def _ref_policy(frozen: FrozenPolicy, model: Any, groups: Sequence[PreferenceGroup]) -> ref_policy.RefPolicy:
+    match frozen:
+        case AdaptersOff():
+            return ref_policy.AdaptersOff()
+        case FrozenAdapter(adapter):
+            return ref_policy.FrozenAdapter(read_tensors(model, adapter)[1])
+        case SeparateModel(other):
+            return ref_policy.SeparateModel(read_tensors(other)[0], from_hf_config(other.config.to_dict()))
+        case CachedLogps():
+            return ref_policy.Cached(frozen.look_up(groups))
+        case _:
+            assert_never(frozen)
 
 
 class _Parameters(TypedDict, total=False):
@@ -108,25 +124,27 @@ def unknown_to_oracle(config: Any) -> str:
     return ""
 
 
-def read_tensors(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraFactors]]:
+def read_tensors(model: Any, adapter: str = "default") -> tuple[dict[str, Tensor], dict[str, LoraFactors]]:
     """Weights under their names before wrapping, and LoRA factors by module.
 
     Args:
-        model: The PEFT-wrapped model.
+        model: The model, PEFT-wrapped or not.
+        adapter: The adapter whose factors are read.
 
     Returns:
-        Base weights without duplicates (a tied head appears once), and the factors of adapter "default".
+        Base weights without duplicates (a tied head appears once), and the factors.
     """
     weights: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
         plain = name.removeprefix(_PEFT_PREFIX)
         if ".lora_" in plain:
-            module, factor = plain.removesuffix(".default.weight").rsplit(".", 1)
-            factors.setdefault(module, {})[factor] = parameter.detach()
+            module, factor, name_of_adapter, _ = plain.rsplit(".", 3)
+            if name_of_adapter == adapter:
+                factors.setdefault(module, {})[factor] = parameter.detach()
         else:
             weights[plain.replace(".base_layer.", ".")] = parameter.detach()
-    scalings = _scalings(model)
+    scalings = _scalings(model, adapter)
     lora = {
         module: LoraFactors(A=parts["lora_A"], B=parts["lora_B"], scaling=scalings[module])
         for module, parts in factors.items()
@@ -134,11 +152,11 @@ def read_tensors(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraFactors]]
     return weights, lora
 
 
-def _scalings(model: Any) -> Mapping[str, float]:
+def _scalings(model: Any, adapter: str) -> Mapping[str, float]:
     return {
-        name.removeprefix(_PEFT_PREFIX): float(module.scaling["default"])
+        name.removeprefix(_PEFT_PREFIX): float(module.scaling[adapter])
         for name, module in model.named_modules()
-        if hasattr(module, "lora_A") and "default" in module.lora_A
+        if hasattr(module, "lora_A") and adapter in module.lora_A
     }
 
 

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any
+from itertools import combinations, zip_longest
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
 
-from packed_impl import step
+from packed_impl import reference_policy, step
 from packed_impl.attention import attention_implementation, backend_named, gradient_support
 from packed_impl.bins import Rows, first_fit_decreasing, packed_length
 from packed_impl.layout import PackedLayout, pack
+from packed_impl.reference_cache import ReferenceCache, row_identity
+from packed_impl.reference_policy import ReferencePolicy
 from packed_impl.reward_model import RewardLoss, reward_loss
 from packed_impl.split import RowCalls
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.checkpointed import is_checkpointed
 from verify.checks.packed_rows import PackedRows
+from verify.frozen_policy import (
+    REFERENCE_NAMES,
+    AdaptersOff,
+    CachedLogps,
+    FrozenAdapter,
+    FrozenPolicy,
+    ReferenceName,
+    SeparateModel,
+)
 from verify.groups import PreferenceGroup
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, RewardModel, Sft
 from verify.subject import Support
@@ -67,6 +78,7 @@ class PackedSubject:
             decreasing, in about half as many rows as groups).
         takes: Kinds of case.
         objectives: What its loss computes.
+        references: The frozen policies that it takes.
     """
 
     backend: str
@@ -75,6 +87,7 @@ class PackedSubject:
     layout: str = "packed"
     takes: tuple[CaseKind, ...] = CASE_KINDS
     objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
+    references: tuple[ReferenceName, ...] = REFERENCE_NAMES
 
     @property
     def name(self) -> str:
@@ -161,6 +174,7 @@ class PackedSubject:
             label_smoothing=objective.label_smoothing,
             objective=objective.name,
             nll_weight=objective.nll_weight,
+            reference=packed_reference(objective.reference, groups),
         )
 
     def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:
@@ -177,6 +191,30 @@ class PackedSubject:
                 packed.supervised
             ],
         )
+
+
+def packed_reference(frozen: FrozenPolicy, groups: Sequence[PreferenceGroup]) -> ReferencePolicy:
+    """The frozen policy of a run as the packed step takes it; cached log-probs go into its own kind of cache."""
+    match frozen:
+        case AdaptersOff():
+            return reference_policy.ADAPTERS_OFF
+        case FrozenAdapter(adapter):
+            return reference_policy.FrozenAdapter(adapter)
+        case SeparateModel(other):
+            return reference_policy.SeparateModel(other)
+        case CachedLogps():
+            return reference_policy.CachedLogps(ReferenceCache(_by_identity(frozen, groups), frozen.name))
+        case _:
+            assert_never(frozen)
+
+
+def _by_identity(frozen: CachedLogps, groups: Sequence[PreferenceGroup]) -> dict[str, Tensor]:
+    logps = iter(frozen.look_up(groups))
+    return {
+        row_identity(group.prompt_ids, completion, mask or (True,) * len(completion)): next(logps).cpu()
+        for group in groups
+        for completion, mask in zip_longest(group.completions, group.completion_masks, fillvalue=())
+    }
 
 
 def _attended(told: Mapping[str, Any], packed: PackedLayout) -> Any:

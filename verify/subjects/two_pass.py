@@ -12,9 +12,11 @@ from packed_impl import step
 from packed_impl.attention import gradient_support
 from packed_impl.two_pass import two_pass_step
 from verify.cases import Case, CaseKind
+from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.groups import PreferenceGroup
 from verify.objective import PREFERENCE_NAMES, ObjectiveName, Preference
 from verify.subject import Support
+from verify.subjects.packed import packed_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class TwoPassSubject:
         layout: As in the contract of a subject.
         takes: Kinds of case.
         objectives: What its loss computes.
+        references: The frozen policies that it takes.
     """
 
     backend: str
@@ -51,6 +54,7 @@ class TwoPassSubject:
     layout: str = "unpacked"
     takes: tuple[CaseKind, ...] = ("pairs", "groups")
     objectives: tuple[ObjectiveName, ...] = PREFERENCE_NAMES
+    references: tuple[ReferenceName, ...] = REFERENCE_NAMES
 
     @property
     def name(self) -> str:
@@ -83,6 +87,7 @@ class TwoPassSubject:
             objective=objective.name,
             nll_weight=objective.nll_weight,
             branches_per_micro_batch=self.branches,
+            reference=packed_reference(objective.reference, groups),
         )
         return TwoPassLoss(done.loss, done.rewards)
 

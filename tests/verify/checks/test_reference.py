@@ -14,7 +14,7 @@ from torch import Tensor
 from verify.checks.check import Finding
 from verify.checks.group_isolation import GROUP_ISOLATION
 from verify.groups import PreferenceGroup
-from verify.models.lora import adapters_off
+from verify.models.adapters import adapters_off
 from verify.objective import Preference
 from verify.subject import Subject
 from verify.subjects.packed import PackedSubject

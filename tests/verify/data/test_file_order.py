@@ -21,8 +21,8 @@ rows = st.lists(
 def order_of(rows: list[tuple[str, str | None, int]], batch: int = 7) -> FileOrder:
     order = FileOrder()
     for at in range(0, len(rows), batch):
-        for prompt, source, _ in rows[at : at + batch]:
-            order.add_text(prompt, source)
+        prompts, sources, _ = zip(*rows[at : at + batch], strict=True)
+        order.add_texts(prompts, sources)
         order.add_lengths(np.array([length for _, _, length in rows[at : at + batch]]))
     return order
 

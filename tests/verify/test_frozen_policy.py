@@ -1,0 +1,137 @@
+"""The frozen policies of a run: who computes them, that they are the ones asked for, and who ignores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from packed_impl.reference_policy import REFERENCE_POLICIES
+from reference_impl.ref_policy import RefPolicyName
+from verify.cases import Case
+from verify.frozen_policy import REFERENCE_NAMES, CachedLogps, FrozenAdapter, SeparateModel
+from verify.gate import GateOutcome
+from verify.groups import PreferenceGroup
+from verify.model_holder import ModelHolder
+from verify.models.adapters import adapter_active
+from verify.models.lora import LoraSpec
+from verify.models.request import ModelRequest
+from verify.subject import Subject
+from verify.subjects.selection import BUILT_IN
+from verify.verdict import Verdict
+
+OTHERS = REFERENCE_NAMES[1:]
+OF_LOSS = {"rewards", "margins", "loss", "gradients"}
+
+
+def request(reference: Any) -> ModelRequest:
+    return ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3), reference=reference)
+
+
+def test_all_packages_know_the_same_frozen_policies() -> None:
+    assert REFERENCE_NAMES == REFERENCE_POLICIES == get_args(RefPolicyName)
+
+
+@pytest.mark.parametrize("reference", REFERENCE_NAMES)
+def test_packed_steps_pass_under_every_frozen_policy(
+    gate: Callable[..., GateOutcome], two_pairs_case: Case, third_party: Callable[[str], Subject], reference
+) -> None:
+    subjects = [BUILT_IN["dense-sdpa"], BUILT_IN["split"], BUILT_IN["split/two-pass"], third_party("AnyReference")]
+    subjects.append(third_party("ByHand"))
+    outcome = gate(subjects, [two_pairs_case], model=request(reference))
+    assert {result.subject: result.verdict for result in outcome.results} == dict.fromkeys(
+        (subject.name for subject in subjects), Verdict.PASS
+    )
+
+
+@pytest.mark.parametrize("reference", OTHERS)
+def test_a_loss_that_takes_its_adapters_off_instead_fails(
+    gate: Callable[..., GateOutcome], two_pairs_case: Case, third_party: Callable[[str], Subject], reference
+) -> None:
+    (result,) = gate([third_party("IgnoresTheReference")], [two_pairs_case], model=request(reference)).results
+    assert result.verdict is Verdict.FAIL
+    failed = {judgement.quantity for judgement in result.judgements if judgement.verdict is Verdict.FAIL}
+    assert failed == OF_LOSS
+
+
+@pytest.mark.parametrize("reference", OTHERS)
+def test_a_loss_that_does_not_say_so_is_not_judged_under_another_frozen_policy(
+    gate: Callable[..., GateOutcome], short_case: Case, third_party: Callable[[str], Subject], reference
+) -> None:
+    (result,) = gate([third_party("OwnLoss")], [short_case], model=request(reference)).results
+    assert result.verdict is Verdict.NOT_APPLICABLE
+    assert result.reasons == (f"reference {reference}; the subject's own loss takes adapters-off",)
+
+
+def test_values_of_other_groups_fail(
+    gate: Callable[..., GateOutcome], two_pairs_case: Case, third_party: Callable[[str], Subject]
+) -> None:
+    (result,) = gate([third_party("ReadsTheCacheByIndex")], [two_pairs_case], model=request("cached")).results
+    assert result.verdict is Verdict.FAIL
+
+
+def test_a_separate_model_that_is_trained_is_an_error(
+    gate: Callable[..., GateOutcome], short_case: Case, third_party: Callable[[str], Subject]
+) -> None:
+    outcome = gate(
+        [third_party("TrainsTheReference"), BUILT_IN["dense-sdpa"]], [short_case], model=request("separate-model")
+    )
+    wrong, after = outcome.results
+    assert wrong.verdict is Verdict.ERROR
+    assert "trains-the-reference changed the separate model of the reference: weights differ" in wrong.reasons[0]
+    assert after.verdict is Verdict.PASS
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=torch.tensor([[5, 6, 7, 8]]), use_cache=False).logits
+    return found
+
+
+def test_a_frozen_adapter_is_another_one_and_switching_to_it_leaves_no_trace() -> None:
+    holder = ModelHolder(request("frozen-adapter"), "float32")
+    frozen, model = holder.reference, holder.model
+    assert isinstance(frozen, FrozenAdapter)
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert any(f".{frozen.adapter}." in name for name in flags)
+    assert not any(trained for name, trained in flags.items() if f".{frozen.adapter}." in name)
+    before = logits(model)
+    with model.disable_adapter():
+        off = logits(model)
+    with adapter_active(model, frozen.adapter):
+        other = logits(model)
+    with pytest.raises(ZeroDivisionError), adapter_active(model, frozen.adapter):
+        1 / 0  # noqa: B018
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == flags
+    assert torch.equal(logits(model), before)
+    assert min(float((one - two).abs().max()) for one, two in ((before, other), (off, other), (before, off))) > 0.1
+
+
+def test_a_separate_model_is_frozen_and_differs_from_the_policy_without_adapters() -> None:
+    holder = ModelHolder(request("separate-model"), "float32")
+    assert isinstance(holder.reference, SeparateModel)
+    other = holder.reference.model
+    assert not other.training
+    assert not any(parameter.requires_grad for parameter in other.parameters())
+    with holder.model.disable_adapter():
+        assert float((logits(holder.model) - logits(other)).abs().max()) > 0.1
+
+
+def test_cached_log_probs_belong_to_tokens_and_are_computed_once() -> None:
+    calls: list[tuple[PreferenceGroup, ...]] = []
+
+    def compute(groups):
+        calls.append(tuple(groups))
+        return [torch.tensor([float(sum(ids)), len(ids)]) for group in groups for ids in group.completions]
+
+    cached = CachedLogps(compute)
+    first, second = PreferenceGroup((1,), ((2, 3),), ((4,),)), PreferenceGroup((1, 2), ((3,),), ((4,),))
+    forth = cached.look_up([first, second])
+    back = cached.look_up([second, first])
+    assert [values.tolist() for values in forth] == [[5, 2], [4, 1], [3, 1], [4, 1]]
+    assert [values.tolist() for values in back] == [[3, 1], [4, 1], [5, 2], [4, 1]]
+    assert len(calls) == 2
+    forth[0].zero_()
+    assert cached.look_up([first])[0].tolist() == [5, 2]
