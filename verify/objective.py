@@ -227,8 +227,8 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
     Args:
         name: Name of the objective.
         run: The objective of the run: taken as it is where it has that name. Other preference objectives have its
-            beta and frozen policy, and its label smoothing where they have one ("robust" without any is "sigmoid", so it gets 0.1 then);
-            beside a reward model, the default beta.
+            beta and frozen policy, and its label smoothing where they have one ("robust" without any is "sigmoid", so
+            it gets 0.1 then); beside a reward model, the default beta.
 
     Returns:
         The objective.
