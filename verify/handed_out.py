@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -46,9 +46,7 @@ def on_copies(who: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _copied(value: _Value) -> _Value:
     if isinstance(value, Preference):
-        copied = copy(value)
-        object.__setattr__(copied, "reference", _reference(value.reference))
-        return copied
+        return replace(value, reference=_reference(value.reference))
     if isinstance(value, PreferenceGroup | Sft):
         return copy(value)
     if isinstance(value, Case):
@@ -87,11 +85,9 @@ def _reference(frozen: FrozenPolicy) -> FrozenPolicy:
 
 
 def _same_reference(frozen: FrozenPolicy, copied: Any) -> bool:
-    if type(copied) is not type(frozen):
-        return False
     if isinstance(frozen, CachedLogps):
-        return bool(copied.compute == frozen.look_up)
-    return _same_fields(frozen, copied)
+        return isinstance(copied, CachedLogps) and bool(copied.compute == frozen.look_up)
+    return type(copied) is type(frozen) and _same_fields(frozen, copied)
 
 
 def _same_fields(value: Any, copied: Any, *but: str) -> bool:
