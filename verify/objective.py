@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy
@@ -248,7 +248,13 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
     smoothing = run.label_smoothing if name in SMOOTHED else 0.0
     if name == "robust":
         smoothing = smoothing or _ROBUST_SMOOTHING
-    return replace(run, name=name, label_smoothing=smoothing, nll_weight=published_nll_weight(name))
+    return Preference(
+        name=name,
+        beta=run.beta,
+        label_smoothing=smoothing,
+        nll_weight=published_nll_weight(name),
+        reference=run.reference,
+    )
 
 
 def preference_beside(run: RunObjective) -> Preference:

@@ -45,6 +45,7 @@ from verify.frozen_policy import (
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
 from verify.models.adapters import adapters_off
+from verify.module_walk import named_modules, named_parameters
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel, Sft
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
@@ -140,12 +141,12 @@ class FaultySubject:
         rows = stages.layout(groups)
         if isinstance(objective, RewardModel):
             return self._reward_model_loss(stages, model, rows, groups, objective)
-        # The frozen policy goes first: switching adapters back on resets requires_grad.
-        ref_logps = None
-        if isinstance(objective, Preference):
-            ref_logps = stages.reference(model, partial(_logps, stages, model, forwards=self.forwards), rows)
-        logps = _logps(stages, model, rows, _policy_parameters(stages, model, rows), forwards=self.forwards)
-        targets = stages.supervision(rows, stages.predictors(rows))
+        fed = _Fed.by(stages, rows)
+        forward = partial(_logps, stages, model, forwards=self.forwards, known=fed)
+        # The frozen policy goes first: PEFT's switches, which a replacement may use, reset requires_grad.
+        ref_logps = stages.reference(model, forward, rows) if isinstance(objective, Preference) else None
+        logps = forward(rows, _policy_parameters(stages, model, rows))
+        targets = fed.targets
         sums = stages.reduction(logps, targets)
         ref_sums = sums.new_empty(0) if ref_logps is None else stages.reduction(ref_logps, targets)
         batch = Batch(groups, targets.completions[targets.counted].bincount(minlength=len(sums)))
@@ -163,7 +164,7 @@ class FaultySubject:
         batch = Batch(groups, torch.tensor([len(ids) for group in groups for ids in group.completions]))
         parameters = _policy_parameters(stages, model, rows)
         with _as_staged(stages, model, rows):
-            rewards = staged_rewards(stages, model, rows, parameters, _inputs(stages, model, rows), batch)
+            rewards = staged_rewards(stages, model, rows, parameters, _inputs(_Fed.by(stages, rows), model), batch)
         terms = stages.objective(rewards, rewards.new_empty(0), batch, objective)
         return StagedLoss(
             loss=stages.accumulation(terms, batch, rows),
@@ -247,35 +248,57 @@ def honest_stages(packing: Packing) -> Stages:
     )
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Fed:
+    """What a pass over rows is told by the stages, whichever policy it is of; the rows, to know them again."""
+
+    rows: Rows
+    input_ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    targets: Targets
+
+    @staticmethod
+    def by(stages: Stages, rows: Rows) -> _Fed:
+        targets = stages.supervision(rows, stages.predictors(rows))
+        return _Fed(rows, rows.input_ids, stages.positions(rows), stages.mask(rows), targets)
+
+
 def _logps(
-    stages: Stages, model: Any, rows: Rows, parameters: Parameters, *, forwards: ForwardCache | None = None
+    stages: Stages,
+    model: Any,
+    rows: Rows,
+    parameters: Parameters,
+    *,
+    forwards: ForwardCache | None = None,
+    known: _Fed | None = None,
 ) -> Tensor:
-    """Log-probs of all targets; [N]."""
+    """Log-probs of all targets; [N]. What is known of other rows than these is of no use."""
     device = model.device
-    targets, inputs = stages.supervision(rows, stages.predictors(rows)), _inputs(stages, model, rows)
+    fed = known if known is not None and known.rows is rows else _Fed.by(stages, rows)
+    targets, inputs = fed.targets, _inputs(fed, model)
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
         logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
     else:
         logits_BTV = forwards.logits(model, inputs, partial(_logits, stages, model, rows, {}))  # noqa: N806
     picked = logits_BTV[targets.rows.to(device), targets.predictor_slots.to(device)]
-    return stages.token_logps(picked, targets.token_ids.to(device))
+    # A copy: a replacement may write into what it is handed, and the other pass takes the same targets.
+    return stages.token_logps(picked, targets.token_ids.to(device, copy=True))
 
 
-def _inputs(stages: Stages, model: Any, rows: Rows) -> dict[str, Any]:
+def _inputs(fed: _Fed, model: Any) -> dict[str, Any]:
     """Keyword arguments of a forward pass."""
-    told = partial(_told, stages.mask(rows), _positions(rows), model)
     return {
-        "input_ids": rows.input_ids.to(model.device),
-        "position_ids": stages.positions(rows).to(model.device),
-        "attention_mask": layer_windows(pretrained_model(model)).handed_out(told),
+        "input_ids": fed.input_ids.to(model.device),
+        "position_ids": fed.positions.to(model.device),
+        "attention_mask": layer_windows(pretrained_model(model)).handed_out(partial(_told, fed, model)),
         "use_cache": False,
     }
 
 
-def _told(mask: Tensor, positions: Tensor, model: Any, window: int | None) -> Tensor:
+def _told(fed: _Fed, model: Any, window: int | None) -> Tensor:
     """The mask for layers of one window, where the model wants it; [B, 1, T query, T key]."""
-    if window is not None:
-        mask = _within(window, mask, positions)
+    mask = fed.mask if window is None else _within(window, fed.mask, _positions(fed.rows))
     return mask[:, None].to(model.device, model.dtype if mask.is_floating_point() else torch.bool)
 
 
@@ -335,9 +358,10 @@ def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: obj
 
 
 def _policy_parameters(stages: Stages, model: Any, rows: Rows) -> Parameters:
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or stages.gradients is _gradients:  # parameters that stand for themselves
         return {}
-    return {name: stages.gradients(name, p, rows) for name, p in model.named_parameters() if p.requires_grad}
+    parameters = named_parameters(named_modules(model))
+    return {name: stages.gradients(name, p, rows) for name, p in parameters if p.requires_grad}
 
 
 def _by_completion(logps: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
