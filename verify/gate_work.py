@@ -305,7 +305,8 @@ def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: Mo
         holder.check_other(subject.name)
         holder.check_bits(subject.name)
         raise
-    if not is_built_in(subject):
-        holder.check_other(subject.name)
-        holder.check_bits(subject.name)
-    return observation
+    if is_built_in(subject):
+        return observation
+    of_other = holder.check_other(subject.name)
+    holder.check_bits(subject.name)
+    return replace(observation, settings_put_back=(*observation.settings_put_back, *of_other))

@@ -15,7 +15,7 @@ from verify.frozen_policy import ADAPTERS_OFF, CachedLogps, FrozenAdapter, Froze
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, WeightsChangedError, weights_hash
 from verify.models.request import FROZEN_ADAPTER, ModelRequest, build_model
-from verify.module_walk import named_modules
+from verify.module_walk import named_modules, named_parameters
 from verify.objective import Preference
 from verify.sentinel import model_bits, same_bits
 from verify.subjects.pairwise import WITNESS
@@ -64,7 +64,8 @@ class ModelHolder:
         self.baseline = Baseline.read(self.under_test.model)
         self.bits = model_bits(self.model)
         self.reference = self._frozen_policy()
-        self._bits_of_other = self._hash_of_other()
+        other = self.under_test.other
+        self._baseline_of_other = None if other is None else Baseline.read(other)
 
     @property
     def expects_the_same_in_all_dtypes(self) -> bool:
@@ -90,23 +91,24 @@ class ModelHolder:
             case _:
                 assert_never(name)
 
-    def _hash_of_other(self) -> dict[str, int]:
-        other = self.under_test.other
-        return {} if other is None else weights_hash(named_modules(other))
-
-    def check_other(self, subject: str) -> None:
+    def check_other(self, subject: str) -> tuple[str, ...]:
         """Hold the model that is or computed the frozen policy to what it was.
+
+        Returns:
+            Settings of it that the subject left changed, and that were put back.
 
         Raises:
             WeightsChangedError: A weight is another one, or is trained, or a gradient came to it.
         """
-        other = self.under_test.other
-        if other is None:
-            return
-        trained = [name for name, p in other.named_parameters() if p.requires_grad or p.grad is not None]
-        if trained or self._hash_of_other() != self._bits_of_other:
+        other, baseline = self.under_test.other, self._baseline_of_other
+        if baseline is None:
+            return ()
+        modules = named_modules(other)
+        trained = [name for name, p in named_parameters(modules) if p.requires_grad or p.grad is not None]
+        if trained or weights_hash(modules) != baseline.hashes:
             what = f"{trained[0]} is trained" if trained else "weights differ"
             raise WeightsChangedError(f"subject {subject} changed the separate model of the reference: {what}")
+        return tuple(f"of the separate model {what}" for what in baseline.settings.put_back(other, modules))
 
     def check_bits(self, subject: str) -> None:
         """Hold the model to what it computed when it was built.

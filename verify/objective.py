@@ -173,8 +173,9 @@ def objective_named(name: ObjectiveName, run: Preference) -> Objective:
 
     Args:
         name: Name of the objective.
-        run: The preference objective of the run: taken as it is where it has that name; others have its beta, and its
-            label smoothing where they have one ("robust" without any is "sigmoid", so it gets 0.1 then).
+        run: The preference objective of the run: taken as it is where it has that name; others have its frozen policy,
+            its beta, and its label smoothing where they have one ("robust" without any is "sigmoid", so it gets 0.1
+            then).
 
     Returns:
         The objective.
@@ -191,4 +192,10 @@ def objective_named(name: ObjectiveName, run: Preference) -> Objective:
     smoothing = run.label_smoothing if name in SMOOTHED else 0.0
     if name == "robust":
         smoothing = smoothing or _ROBUST_SMOOTHING
-    return Preference(name=name, beta=run.beta, label_smoothing=smoothing, nll_weight=published_nll_weight(name))
+    return Preference(
+        name=name,
+        beta=run.beta,
+        label_smoothing=smoothing,
+        nll_weight=published_nll_weight(name),
+        reference=run.reference,
+    )

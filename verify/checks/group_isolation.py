@@ -17,7 +17,7 @@ def _measure(bench: Bench, case: Case) -> Measured:
     policy = hold_against_rewritings(bench, case, rewritings)
     if policy.num_differing:
         return policy
-    reference = hold_reference_against_rewriting(bench, case, rewritings[len(rewritings) // 2])
+    reference = hold_reference_against_rewriting(bench, case, _prompt_and_responses_of_another(case.groups))
     return replace(reference, num_compared=policy.num_compared + reference.num_compared)
 
 
@@ -27,12 +27,20 @@ def _group(groups: Groups, g: int) -> Rewriting:
     return Rewriting(f"prompt and responses of group {g}", own)
 
 
+def _prompt_and_responses_of_another(groups: Groups) -> Rewriting:
+    """A prompt whose responses stay, and responses whose prompt stays: what is kept by either alone is stale."""
+    own = len(groups) // 2
+    tokens = {*groups[own].prompt_ids, *(token for ids in groups[own + 1].completions for token in ids)}
+    return Rewriting(f"the prompt of group {own} and the responses of group {own + 1}", frozenset(tokens))
+
+
 GROUP_ISOLATION = ExactCheck(
     name="group-isolation",
     claims=(
         "Rewriting prompt and responses of one group at equal lengths leaves the log-probs of all other groups "
         "bit-identical, for each of three groups in a batch; its own change. The same holds for the reference "
-        "log-probs when the group in the middle is rewritten: none is left over from other tokens of the same lengths. "
+        "log-probs when the prompt of one group and the responses of another are rewritten: none is left over from "
+        "other tokens of the same lengths. "
         "Where a loss returns rewards alone, the sums that follow from them equal those of the unpacked reference on "
         "the rewritten tokens but for rounding."
     ),

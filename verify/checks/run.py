@@ -130,11 +130,14 @@ def run_checks(
     findings: list[Finding] = []
     try:
         with restored_model(holder.model, subject.name, seed=setting.seed, baseline=holder.baseline):
-            bench = Bench(subject, holder.model, setting)
+            # The frozen policy may have been built again since the setting was measured.
+            now = replace(setting, objective=holder.with_reference(setting.objective))
+            bench = Bench(subject, holder.model, now)
             for check, name in wanted:
                 outcome = refused[name] or _put_to(check, bench, setting.cases.by_name[name])
                 findings.append(_finding(subject, setting, check, name, outcome))
         if not is_built_in(subject):
+            holder.check_other(subject.name)
             holder.check_bits(subject.name)
     except WeightsChangedError as error:
         holder.rebuild()
@@ -152,7 +155,7 @@ def _refusal(subject: Subject, setting: Setting, name: CaseName) -> tuple[Verdic
     if case is None:
         return Verdict.NOT_APPLICABLE, "the vocabulary has too few tokens for a case in which all differ"
     try:
-        support = support_for(subject, case)
+        support = support_for(subject, case, setting.objective.reference.name)
     except SubjectError as error:
         return Verdict.ERROR, str(error)
     return None if support.supported else (Verdict.NOT_APPLICABLE, support.reason)
