@@ -21,6 +21,7 @@ from verify.decisions import Decisions, decide
 from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
+from verify.models.dtypes import computing_in
 from verify.noise import NoiseSample
 from verify.objective import Objective, objective_named
 from verify.observation import Observation, PhaseSlots, observe
@@ -154,15 +155,17 @@ class GateWork:
         start, request = time.perf_counter(), self._request
         try:
             if self._setting is None:
-                self._setting = measure_setting(
-                    self._checks,
-                    holder,
-                    dtype=self._dtype,
-                    objective=holder.with_reference(request.objective),
-                    policy=request.policy,
-                    seed=request.seed,
-                )
-            return run_checks(subject, self._checks, self._setting, holder)
+                with computing_in(self._dtype, request.model.device, weights_stay=False):
+                    self._setting = measure_setting(
+                        self._checks,
+                        holder,
+                        dtype=self._dtype,
+                        objective=holder.with_reference(request.objective),
+                        policy=request.policy,
+                        seed=request.seed,
+                    )
+            with computing_in(self._dtype, request.model.device, weights_stay=False):
+                return run_checks(subject, self._checks, self._setting, holder)
         except (SubjectError, StructureError) as error:
             raise WitnessError(f"{self._dtype} exact checks: the unpacked path cannot be compared: {error}") from error
         finally:
@@ -186,15 +189,16 @@ def _run_case(
         steps.begin(f"{dtype} {case.name}: {name}")
 
     def run(subject: Subject) -> Observation:
-        observation = observe(
-            subject,
-            holder.model,
-            case.groups,
-            objective(),
-            apply_objective=apply_objective,
-            seed=request.seed,
-            baseline=holder.baseline,
-        )
+        with computing_in(dtype, request.model.device):
+            observation = observe(
+                subject,
+                holder.model,
+                case.groups,
+                objective(),
+                apply_objective=apply_objective,
+                seed=request.seed,
+                baseline=holder.baseline,
+            )
         steps.model_passes_s += observation.elapsed_s
         return observation
 

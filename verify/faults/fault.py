@@ -11,7 +11,7 @@ from verify.checks.check import EXACT_CHECK_NAMES, ExactCheckName
 from verify.faults.conditions import EVERYWHERE, Condition
 from verify.faults.stages import STAGES, StageName
 from verify.handed_out import on_copies
-from verify.models.request import DTYPES
+from verify.models.dtypes import DTYPES
 
 CheckName = Literal["parity", "packed-ran"] | ExactCheckName
 CHECKS: tuple[CheckName, ...] = ("parity", "packed-ran", *EXACT_CHECK_NAMES)

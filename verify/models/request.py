@@ -11,12 +11,12 @@ import torch
 from verify.frozen_policy import ReferenceName
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
+from verify.models.dtypes import dtype_of_weights
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
 from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
 from verify.models.random_weights import build_random, hf_config, moved_copy
 
 FROZEN_ADAPTER = "reference"
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
 
     Args:
         request: The request.
-        dtype_name: "float64", "float32" or "bfloat16".
+        dtype_name: One of ``verify.precision.PRECISIONS``.
 
     Returns:
         The model with adapters, on its device.
@@ -114,7 +114,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
     Raises:
         ValueError: A checkpoint that cannot be used (CheckpointError).
     """
-    dtype = DTYPES[dtype_name]
+    dtype = dtype_of_weights(dtype_name)
     if request.is_checkpoint:
         base, published = load_checkpoint(Path(request.name), num_layers=request.num_layers, dtype=dtype)
         weights = "local checkpoint"
