@@ -128,4 +128,6 @@ def _later_than_its_version(record: Record) -> str | None:
         return "a reward model"
     if version < 5 and record.model.expected_by != "oracle":
         return f"expectations of {record.model.expected_by}"
+    if version < 5 and any(summary.dtype == "autocast-bfloat16" for summary in record.summaries):
+        return "autocast"
     return None

@@ -20,11 +20,12 @@ from reports.values import Count, Measured, Settings, Text, Versions
 SCHEMA_VERSION: Literal[5] = 5
 READABLE_VERSIONS = (1, 2, 3, 4, 5)
 """Version 1 had no exact checks, planted faults, blind spots and diagnoses, version 2 only pairs, version 3 no
-decisions and no other preference objective than "sigmoid", version 4 no model that the oracle does not know and no
-reward model; all can be read."""
+decisions and no other preference objective than "sigmoid", version 4 no model that the oracle does not know, no
+reward model and no autocast; all can be read."""
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
-DtypeName = Literal["float64", "float32", "bfloat16"]
+DtypeName = Literal["float64", "float32", "bfloat16", "autocast-bfloat16"]
+"""Of weights and passes alike, or float32 weights under autocast."""
 PreferenceName = Literal[
     "sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "rpo",
     "groupdpo-margin", "groupdpo-mpo", "groupdpo-softmax", "groupdpo-all-pairs",

@@ -26,12 +26,14 @@ from verify.groups import check_token_ids
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
+from verify.models.dtypes import DTYPES
 from verify.models.family import module_names
 from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
-from verify.models.request import DTYPES, ModelRequest, has_rotary_positions, requested_config, vocabulary_size
+from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.objective import REWARD_MODEL, run_objective
+from verify.precision import PRECISIONS
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
@@ -380,6 +382,6 @@ def _variations(options: CheckOptions, reduced: bool, config: Any) -> tuple[str,
 
 def _dtypes(options: CheckOptions) -> tuple[str, ...]:
     for dtype in options.dtypes:
-        if dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
+        if dtype not in PRECISIONS:
+            raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(PRECISIONS)}")
     return options.dtypes or (tuple(DTYPES) if options.full else ("float32",))

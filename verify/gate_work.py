@@ -21,6 +21,7 @@ from verify.decisions import Decisions, decide
 from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
+from verify.models.dtypes import computing_in
 from verify.noise import NoiseSample
 from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named
 from verify.observation import Observation, PhaseSlots, observe
@@ -159,17 +160,17 @@ class GateWork:
     def _exact_checks(self, subject: Subject, dtype: str, steps: _Steps) -> tuple[Finding, ...]:
         steps.begin(f"{dtype} exact checks: {subject.name}")
         start, request = time.perf_counter(), self._request
+        of_models = (False, True) if request.objective.name == REWARD_MODEL else (False,)
         try:
-            findings = [
-                finding
-                for is_reward_model in ([False, True] if request.objective.name == REWARD_MODEL else [False])
-                for finding in run_checks(
-                    subject,
-                    self._checks,
-                    self._setting(dtype, is_reward_model),
-                    self.holder_of(dtype, is_reward_model=is_reward_model),
-                )
-            ]
+            settings = {each: self._setting(dtype, each) for each in of_models}
+            with computing_in(dtype, request.model.device, weights_stay=False):
+                findings = [
+                    finding
+                    for each, setting in settings.items()
+                    for finding in run_checks(
+                        subject, self._checks, setting, self.holder_of(dtype, is_reward_model=each)
+                    )
+                ]
         except (SubjectError, StructureError) as error:
             raise WitnessError(f"{dtype} exact checks: the unpacked path cannot be compared: {error}") from error
         finally:
@@ -181,14 +182,15 @@ class GateWork:
         holder = self.holder_of(dtype, is_reward_model=is_reward_model)
         if is_reward_model not in self._settings:
             request = self._request
-            self._settings[is_reward_model] = measure_setting(
-                self._checks,
-                holder,
-                dtype=dtype,
-                objective=holder.with_reference(request.objective),
-                policy=request.policy,
-                seed=request.seed,
-            )
+            with computing_in(dtype, request.model.device, weights_stay=False):
+                self._settings[is_reward_model] = measure_setting(
+                    self._checks,
+                    holder,
+                    dtype=dtype,
+                    objective=holder.with_reference(request.objective),
+                    policy=request.policy,
+                    seed=request.seed,
+                )
         return self._settings[is_reward_model]
 
 
@@ -209,15 +211,16 @@ def _run_case(
         steps.begin(f"{dtype} {case.name}: {name}")
 
     def run(subject: Subject) -> Observation:
-        observation = observe(
-            subject,
-            holder.model,
-            case.groups,
-            objective(),
-            apply_objective=apply_objective,
-            seed=request.seed,
-            baseline=holder.baseline,
-        )
+        with computing_in(dtype, request.model.device):
+            observation = observe(
+                subject,
+                holder.model,
+                case.groups,
+                objective(),
+                apply_objective=apply_objective,
+                seed=request.seed,
+                baseline=holder.baseline,
+            )
         steps.model_passes_s += observation.elapsed_s
         return observation
 

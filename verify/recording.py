@@ -20,6 +20,7 @@ from reports.record import (
     DataRecord,
     DecisionsRecord,
     DiagnosisRecord,
+    DtypeName,
     Environment,
     ExactCheckRecord,
     GroupRecord,
@@ -44,8 +45,6 @@ from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
 from verify.subjects.oracle import unknown_to_oracle
 from verify.verdict import Verdict, fold
-
-DtypeName = Literal["float64", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

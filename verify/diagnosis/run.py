@@ -23,13 +23,13 @@ from verify.gate import GateRequest, Progress, Result
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
 from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, preference_beside
+from verify.precision import DTYPE_NAMES
 from verify.subject import Subject, said_by
 from verify.subjects.pairwise import VARIATIONS
 from verify.verdict import Verdict
 
 AT_MOST = 3
 """Subjects diagnosed in one run."""
-_MOST_EXACT_FIRST = ("float64", "float32", "bfloat16")
 _LARGEST_VOCABULARY = 8192
 _OTHER_TINY_CASES = ("long-prompt", "length-128", "length-129", "special-ids-inside")
 """What the diagnostic case cannot have: positions beyond 256, branches on a block boundary, ids that recur."""
@@ -125,7 +125,7 @@ def _failure(subject: Subject, results: Sequence[Result], findings: Sequence[Fin
     own = [result for result in results if result.subject == subject.name]
     failed = [f for f in findings if f.subject == subject.name and f.verdict is Verdict.FAIL]
     failing_in = {result.dtype for result in own if result.verdict is Verdict.FAIL} | {f.dtype for f in failed}
-    dtypes = [dtype for dtype in _MOST_EXACT_FIRST if dtype in failing_in]
+    dtypes = [dtype for dtype in DTYPE_NAMES if dtype in failing_in]
     if not dtypes:
         return None
     of_dtype = [result for result in own if result.dtype == dtypes[0]]

@@ -11,7 +11,7 @@ from verify.checks.check import EXACT_CHECK_NAMES, ExactCheckName
 from verify.faults.conditions import EVERYWHERE, Condition
 from verify.faults.stages import STAGES, STAGES_OF_BOTH, STAGES_OF_REWARDS, StageName
 from verify.handed_out import on_copies
-from verify.models.request import DTYPES
+from verify.models.dtypes import DTYPES
 from verify.objective import REWARD_MODEL, ObjectiveName
 
 CheckName = Literal["parity", "packed-ran"] | ExactCheckName

@@ -11,13 +11,13 @@ import torch
 from verify.frozen_policy import ReferenceName
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
+from verify.models.dtypes import dtype_of_weights
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
 from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
 from verify.models.random_weights import build_random, hf_config, moved_copy
 from verify.models.reward_model import train_score_head, with_score_head
 
 FROZEN_ADAPTER = "reference"
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
 
     Args:
         request: The request.
-        dtype_name: "float64", "float32" or "bfloat16".
+        dtype_name: One of ``verify.precision.PRECISIONS``.
 
     Returns:
         The model with adapters, on its device.
@@ -115,7 +115,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
     Raises:
         ValueError: A checkpoint that cannot be used (CheckpointError).
     """
-    built, other = _without_adapters(request, DTYPES[dtype_name]), None
+    built, other = _without_adapters(request, dtype_of_weights(dtype_name)), None
     if request.reference in ("separate-model", "cached"):
         other = moved_copy(built.model, seed=request.seed + 2).to(request.device)
     model = add_lora(built.model, request.lora, seed=request.seed + 1)
@@ -129,7 +129,7 @@ def build_reward_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest
 
     Args:
         request: The request.
-        dtype_name: "float64", "float32" or "bfloat16".
+        dtype_name: One of ``verify.precision.PRECISIONS``.
 
     Returns:
         The sequence classifier with the weights and adapters of :func:`build_model`, and its head trained.
@@ -137,7 +137,7 @@ def build_reward_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest
     Raises:
         ValueError: As :func:`build_model`, or transformers has no such classifier.
     """
-    built = _without_adapters(request, DTYPES[dtype_name])
+    built = _without_adapters(request, dtype_of_weights(dtype_name))
     classifier = with_score_head(built.model, seed=request.seed + 3)
     model = add_lora(classifier, request.lora, seed=request.seed + 1, task_type=None)
     train_score_head(model)

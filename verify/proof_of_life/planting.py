@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from verify.cases import Case
 from verify.faults.catalogue import biting_cases
 from verify.gate import GateRequest
+from verify.precision import rounds_in
 from verify.proof_of_life.kinds import kinds_of
 from verify.proof_of_life.probes import PROBES, PROBES_OF_REWARDS, Probe
 from verify.subject import Subject, layout_of, support_for
@@ -102,7 +103,7 @@ def choose_plantings(
             continue
         shares = probe.mutation.packing.segments != "block-diagonal"
         slots = _packed_slots(case) if shares else case.pairwise_slots
-        num_bytes = slots * vocab_size * max(_BYTES[dtype] for dtype in request.dtypes)
+        num_bytes = slots * vocab_size * max(_BYTES[rounds_in(dtype)] for dtype in request.dtypes)
         cost = (case.num_passes + (probe.seen_in == "gradients")) * slots * len(request.dtypes)
         if num_bytes > MAX_LOGITS_BYTES:
             left_out[probe.fault] = f"the logits of case {case.name} take {num_bytes / 2**30:.1f} GiB"

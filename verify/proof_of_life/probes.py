@@ -7,6 +7,7 @@ from typing import Literal
 
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Mutation
+from verify.precision import rounds_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Probe:
 
     def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
         """Whether rounding may be as large as the fault."""
-        return self.may_hide != "nowhere" and (dtype == "bfloat16" or (self.may_hide == "beyond tiny" and not is_tiny))
+        in_bfloat16 = rounds_in(dtype) == "bfloat16"
+        return self.may_hide != "nowhere" and (in_bfloat16 or (self.may_hide == "beyond tiny" and not is_tiny))
 
     @property
     def mutation(self) -> Mutation:

@@ -13,9 +13,10 @@ import torch
 
 from verify.models.adapters import adapters_off
 from verify.models.configs import TINY_CONFIGS, named_config
+from verify.models.dtypes import DTYPES
 from verify.models.lora import LORA_TARGETS, LoraSpec, add_lora
 from verify.models.random_weights import build_random
-from verify.models.request import DTYPES, ModelRequest, ModelUnderTest, build_model, check_device, vocabulary_size
+from verify.models.request import ModelRequest, ModelUnderTest, build_model, check_device, vocabulary_size
 
 Tiny = Callable[[str], ModelUnderTest]
 
