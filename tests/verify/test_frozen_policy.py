@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -22,7 +23,7 @@ from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
 from verify.objective import PREFERENCE_NAMES, Preference, objective_named
 from verify.subject import Subject
-from verify.subjects.selection import BUILT_IN
+from verify.subjects.selection import BUILT_IN, select_subject
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
@@ -67,6 +68,19 @@ def test_a_loss_that_does_not_say_so_is_not_judged_under_another_frozen_policy(
     (result,) = gate([third_party("OwnLoss")], [short_case], model=request(reference)).results
     assert result.verdict is Verdict.NOT_APPLICABLE
     assert result.reasons == (f"reference {reference}; the subject's own loss takes adapters-off",)
+
+
+@pytest.mark.parametrize("reference", REFERENCE_NAMES)
+def test_the_reference_pass_of_the_documentation_passes(
+    gate: Callable[..., GateOutcome], two_pairs_case: Case, tmp_path: Path, reference
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-subject.md").read_text()
+    (method,) = (block.removeprefix("python\n") for block in page.split("```") if "def reference(" in block)
+    others = Path(__file__).with_name("third_party_subjects.py").read_text()
+    file = tmp_path / f"documented_{reference.replace('-', '_')}.py"
+    file.write_text(f'{others}\n\nclass Documented(AnyReference):\n    name = "documented"\n\n{method}')
+    (result,) = gate([select_subject(f"{file}:Documented")], [two_pairs_case], model=request(reference)).results
+    assert result.verdict is Verdict.PASS
 
 
 def test_values_of_other_groups_fail(

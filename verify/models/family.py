@@ -33,7 +33,7 @@ def tiny_family(name: str) -> str:
     """
     if not name.lower().startswith(TINY_PREFIX) or name.lower() in NAMED_CONFIGS:
         return ""
-    (family,) = select_families([name.removeprefix(name[: len(TINY_PREFIX)])])
+    (family,) = select_families([name.lower().removeprefix(TINY_PREFIX)])
     return family
 
 
