@@ -294,6 +294,14 @@ WRONG: dict[str, tuple[Callable[[Files, Path], Arguments], str]] = {
         options("--device", "gpu"),
         "--device gpu: not a device that is supported; give cpu, cuda or cuda:N",
     ),
+    "reward model with a frozen policy": (
+        options("--objective", "reward-model", "--reference", "frozen-adapter"),
+        "--reference frozen-adapter: reward-model has no frozen policy",
+    ),
+    "reward model without an oracle": (
+        options("--objective", "reward-model", "--model", "tiny-gemma"),
+        "is of a reward model, which is judged where there is an oracle: model_type 'gemma' is not known",
+    ),
     "label smoothing of 0.7": (options("--label-smoothing", 0.7), "label_smoothing is 0.7: it must lie in [0, 0.45]"),
     "beta of zero": (options("--beta", 0), "beta is 0.0: it must be a positive number"),
     "beta that is not a number": (options("--beta", "nan"), "beta is nan: it must be a positive number"),

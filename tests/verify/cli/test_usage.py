@@ -64,6 +64,10 @@ WRONG = {
     "subject folder": (["check", "--subject", "tests.py:X"], "subject file tests.py: there is a folder"),
     "device": (["check", "--device", "tpu"], "--device tpu: not a device that is supported; give cpu, cuda or cuda:N"),
     "beta": (["check", "--beta", "nan"], "beta is nan"),
+    "beta of a reward model": (
+        ["check", "--objective", "reward-model", "--beta", "0.5"],
+        "beta is 0.5: reward-model has none, it is a parameter of other objectives",
+    ),
     "smoothing": (["check", "--label-smoothing", "0.5"], "label_smoothing is 0.5: it must lie in [0, 0.45]"),
     "smoothing near a half": (
         ["check", "--label-smoothing", "0.4999999", "--beta", "0.0001"],
