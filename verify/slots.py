@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -80,7 +81,14 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
 
 
 def _first_decoder_layer(model: Any) -> nn.Module | None:
-    """The module called ``layers.0``, as every decoder of transformers calls it; None where there is none."""
+    """The module called ``layers.0``, as every decoder of transformers calls it; None where there is none.
+
+    A tower that sees images has layers of that name too: the decoder's is the one that stands nearest to the embedding.
+    """
     if not isinstance(model, nn.Module):
         return None
-    return next((module for name, module in model.named_modules() if f".{name}".endswith(".layers.0")), None)
+    modules = dict(model.named_modules())
+    embedding = next((name for name, module in modules.items() if module is model.get_input_embeddings()), "")
+    named_so = [name for name in modules if f".{name}".endswith(".layers.0")]
+    nearest = max(named_so, key=lambda name: len(commonprefix((name, embedding))), default=None)
+    return None if nearest is None else modules[nearest]

@@ -14,6 +14,7 @@ from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
 from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
 from verify.models.random_weights import build_random, hf_config, moved_copy
+from verify.models.vision import num_text_tokens
 
 FROZEN_ADAPTER = "reference"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -185,12 +186,12 @@ def requested_config(request: ModelRequest) -> Any:
 
 
 def vocabulary_size(request: ModelRequest) -> int:
-    """Rows of the embedding, read from the config alone.
+    """Rows of the embedding that are tokens of text, read from the config alone.
 
     Raises:
         ValueError: As for :func:`requested_config`.
     """
-    return int(requested_config(request).get_text_config().vocab_size)
+    return num_text_tokens(requested_config(request))
 
 
 def has_rotary_positions(config: Any) -> bool:
