@@ -23,6 +23,7 @@ from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
+from verify.images import check_format
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
@@ -31,6 +32,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import DTYPES, ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
+from verify.models.vision import image_format
 from verify.objective import preference_of
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
@@ -183,9 +185,14 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
     )
-    cases, loaded = choose_cases(options, vocab_size=vocab_size, reduced=reduced, preference=objective.name)
+    images = image_format(config)
+    cases, loaded = choose_cases(
+        options, vocab_size=vocab_size, reduced=reduced, preference=objective.name, images=images
+    )
     for case in cases:
-        check_token_ids(case.groups, vocab_size)
+        check_token_ids(case.groups, int(config.get_text_config().vocab_size))
+        for index, group in enumerate(case.groups):
+            check_format(group.images, group.prompt_ids, images, f"case {case.name}, group {index}")
     request = GateRequest(
         model=model,
         dtypes=_dtypes(options),

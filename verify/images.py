@@ -72,3 +72,49 @@ def check_placeholders(
     for index, ids in enumerate(completions):
         if kinds[0] in ids:
             raise ValueError(f"image token {kinds[0]} in response {index}{where}: images stand in the prompt only")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFormat:
+    """What a model takes as an image.
+
+    Args:
+        shape: Channels, height and width.
+        token_id: The placeholder.
+        num_tokens: Placeholders of each image.
+    """
+
+    shape: tuple[int, int, int]
+    token_id: int
+    num_tokens: int
+
+
+def check_format(images: Sequence[Image], prompt_ids: Sequence[int], taken: ImageFormat | None, where: str) -> None:
+    """Refuse images that a model does not take.
+
+    Args:
+        images: The images of a prompt; may be empty.
+        prompt_ids: The prompt.
+        taken: What the model takes; None where it sees no images.
+        where: Where the prompt stands, for the message.
+
+    Raises:
+        ValueError: Images for a model that sees none, of another shape or placeholder, or another number of
+            placeholders than they take.
+    """
+    if taken is None:
+        if images:
+            raise ValueError(f"{where} has {len(images)} images: the model sees none; give one with a vision tower")
+        return
+    for index, image in enumerate(images):
+        if (image.shape, image.token_id) != (taken.shape, taken.token_id):
+            raise ValueError(
+                f"{where}, image {index}: shape {image.shape} and placeholder {image.token_id}; the model takes "
+                f"{taken.shape} and {taken.token_id}"
+            )
+    found, needed = list(prompt_ids).count(taken.token_id), taken.num_tokens * len(images)
+    if found != needed:
+        raise ValueError(
+            f"{where} has {found} image tokens (id {taken.token_id}) for {len(images)} images: the model takes "
+            f"{taken.num_tokens} for each, so {needed}"
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -83,12 +82,13 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
 def _first_decoder_layer(model: Any) -> nn.Module | None:
     """The module called ``layers.0``, as every decoder of transformers calls it; None where there is none.
 
-    A tower that sees images has layers of that name too: the decoder's is the one that stands nearest to the embedding.
+    A tower that sees images has layers of that name too; those of the decoder stand beside its embedding.
     """
     if not isinstance(model, nn.Module):
         return None
     modules = dict(model.named_modules())
-    embedding = next((name for name, module in modules.items() if module is model.get_input_embeddings()), "")
     named_so = [name for name in modules if f".{name}".endswith(".layers.0")]
-    nearest = max(named_so, key=lambda name: len(commonprefix((name, embedding))), default=None)
-    return None if nearest is None else modules[nearest]
+    if len(named_so) > 1:
+        embedding = next(name for name, module in modules.items() if module is model.get_input_embeddings())
+        named_so.sort(key=lambda name: not embedding.startswith(name.removesuffix("layers.0")))
+    return modules[named_so[0]] if named_so else None

@@ -15,6 +15,7 @@ from verify.checks.yardsticks import measure_yardsticks
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, restored_model
+from verify.models.vision import num_text_tokens
 from verify.objective import Preference
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
@@ -86,7 +87,8 @@ def measure_setting(
         SubjectError: The unpacked path itself cannot be run.
         StructureError: It cannot be compared.
     """
-    cases = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed, objective.name)
+    num_tokens = num_text_tokens(holder.model.config, int(holder.model.get_input_embeddings().num_embeddings))
+    cases = check_cases(num_tokens, seed, objective.name)
     yardsticks = measure_yardsticks(
         holder.model,
         holder.baseline,

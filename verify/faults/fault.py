@@ -58,6 +58,8 @@ class Mutation:
         packing: The layout it is planted in.
         kinds: Kinds of case it is planted on.
         remembers: Whether the replacement is handed a dict that lasts as long as its subject, as keyword ``kept``.
+        with_images: Whether it is planted on cases with images, and on those only; what rewrites prompts would leave
+            their placeholders without images.
 
     Raises:
         ValueError: A part is of another type, the name is empty, or there is no such stage.
@@ -72,6 +74,7 @@ class Mutation:
     packing: Packing = Packing()
     kinds: tuple[CaseKind, ...] = ("pairs",)
     remembers: bool = False
+    with_images: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -86,7 +89,7 @@ class Mutation:
 
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes; the condition is asked of cases of its kinds only."""
-        if case.kind not in self.kinds:
+        if case.kind not in self.kinds or case.has_images != self.with_images:
             return False
         holds = self.bites_where.holds
         if not getattr(holds, "__module__", "").startswith("verify.faults."):  # the catalogue's change nothing

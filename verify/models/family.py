@@ -12,7 +12,7 @@ from verify.families.tiny_config import tiny_config
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX
 from verify.models.lora import rounded_normal
 from verify.models.random_weights import freeze, implementations
-from verify.models.vision import VISION_FAMILIES, auto_class, tiny_llava_config
+from verify.models.vision import VISION_FAMILIES, auto_class, image_format, tiny_llava_config
 from verify.subject import said_by
 
 WEIGHT_STD = 0.2
@@ -93,6 +93,9 @@ def build_family(family: str, *, dtype: torch.dtype, seed: int) -> Any:
             else:
                 values = parameter
             parameter.copy_(values.to(torch.bfloat16))
+        if (taken := image_format(config)) is not None:
+            # The tower's first call hooks its layers for good. Later it would be a change that a subject left behind.
+            model.get_image_features(torch.zeros(1, *taken.shape, dtype=dtype))
     return freeze(model)
 
 

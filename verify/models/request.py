@@ -191,7 +191,8 @@ def vocabulary_size(request: ModelRequest) -> int:
     Raises:
         ValueError: As for :func:`requested_config`.
     """
-    return num_text_tokens(requested_config(request))
+    config = requested_config(request)
+    return num_text_tokens(config, int(config.get_text_config().vocab_size))
 
 
 def has_rotary_positions(config: Any) -> bool:

@@ -17,6 +17,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from verify.images import ImageFormat
+
 VISION_FAMILIES = ("llava",)
 """Model types that see images, of those that can be asked for tiny."""
 VISION_TOWER = "vision_tower"
@@ -70,12 +72,21 @@ def auto_class(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if image_token_id(config) is not None else AutoModelForCausalLM
 
 
+def image_format(config: Any) -> ImageFormat | None:
+    """What a model takes as an image, as its config says; None where it sees none."""
+    token_id = image_token_id(config)
+    if token_id is None:
+        return None
+    size = int(config.vision_config.image_size)
+    return ImageFormat((int(config.vision_config.num_channels), size, size), token_id, int(config.image_seq_length))
+
+
 def image_token_id(config: Any) -> int | None:
     """The token that stands for a feature of an image; None where the model sees no images."""
     return int(config.image_token_id) if config.model_type in VISION_FAMILIES else None
 
 
-def num_text_tokens(config: Any) -> int:
-    """Rows of the embedding that are tokens of text: from the placeholder of images on there may be others."""
-    vocab_size, placeholder = int(config.get_text_config().vocab_size), image_token_id(config)
-    return vocab_size if placeholder is None else min(vocab_size, placeholder)
+def num_text_tokens(config: Any, num_embeddings: int) -> int:
+    """Rows of an embedding that are tokens of text: from the placeholder of images on there may be others."""
+    placeholder = image_token_id(config)
+    return num_embeddings if placeholder is None else min(num_embeddings, placeholder)

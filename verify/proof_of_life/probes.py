@@ -68,3 +68,11 @@ PROBES: tuple[Probe, ...] = (
 
 Every stage of the packed computation has one, and every family of checks has one that it is needed for.
 """
+PROBES_OF_IMAGES: tuple[Probe, ...] = (
+    Probe("features-of-next-image"),
+    Probe("image-found-by-text"),
+    Probe("images-hidden-from-branches"),
+    Probe("images-left-out"),
+    Probe("last-image-for-all"),
+)
+"""Those of cases with images, which only a model has that sees them."""

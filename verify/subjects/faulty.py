@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from packed_impl.attention import attention_implementation, causal_lm
 from packed_impl.bins import packed_length
 from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
 from packed_impl.forest import positions as path_positions
+from packed_impl.images import PlacedImages, image_kwargs
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.preference import preference_terms
 from packed_impl.windows import layer_windows
@@ -44,6 +45,7 @@ from verify.frozen_policy import (
 )
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
+from verify.images import Image
 from verify.models.adapters import adapters_off
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, Sft
 from verify.subject import Support
@@ -236,6 +238,10 @@ def _logps(
         "attention_mask": layer_windows(causal_lm(model)).handed_out(told),
         "use_cache": False,
     }
+    if rows.images:
+        placed = PlacedImages(rows.images, rows.per_image, rows.features)
+        inputs |= image_kwargs(model, rows.input_ids, placed)
+        forwards = None  # which tells passes apart by their tokens
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
         logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
     else:
@@ -330,9 +336,15 @@ def _rows_of(packed: PackedLayout) -> Rows:
         for index, segment in enumerate(forest.segments):
             ids = tuple(packed.input_ids[number, segment.start : segment.stop].tolist())
             holds = tuple(held.get((number, index), ()))
-            pieces.append(Piece(ids, segment.parent, holds, is_padding=not holds and index not in parents))
+            features: tuple[int, ...] = ()
+            if packed.images is not None:
+                features = tuple(packed.images.features[number, segment.start : segment.stop].tolist())
+            is_padding = not holds and index not in parents
+            pieces.append(Piece(ids, segment.parent, holds, is_padding=is_padding, features=features))
         rows.append(tuple(pieces))
-    return Rows(tuple(rows))
+    if packed.images is None:
+        return Rows(tuple(rows))
+    return Rows(tuple(rows), images=cast("tuple[Image, ...]", packed.images.images), per_image=packed.images.per_image)
 
 
 def _held_by(packed: PackedLayout) -> dict[tuple[int, int], list[Held]]:
