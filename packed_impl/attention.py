@@ -176,16 +176,17 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
     outermost = pretrained_model(model)
     modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     seeing = getattr(outermost.config, "vision_config", None)
-    configs = list({id(module.config): module.config for module in modules if module.config is not seeing}.values())
+    configs = list({id(module.config): module.config for module in modules}.values())
+    switched = [config for config in configs if config is not seeing]
     layer_windows(outermost)
     before = [config._attn_implementation for config in configs]
     with _registered(chosen):
         try:
-            if set(before) != {chosen.implementation}:
+            if {config._attn_implementation for config in switched} != {chosen.implementation}:
                 kept = {} if seeing is None else {"vision_config": seeing._attn_implementation}
                 others = dict.fromkeys(("", *outermost.config.sub_configs), chosen.implementation)
                 outermost.set_attn_implementation({**others, **kept})
-            for config in configs:
+            for config in switched:
                 if config._attn_implementation != chosen.implementation:
                     raise ValueError(
                         f"{type(config).__name__} keeps attention implementation {config._attn_implementation!r}: "
@@ -193,6 +194,7 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
                     )
             yield
         finally:
+            # Parents come first: what is set on a config is set on its parts too.
             for config, implementation in zip(configs, before, strict=True):
                 config._attn_implementation = implementation
 

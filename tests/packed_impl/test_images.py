@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlavaConfig, LlavaForConditionalGeneration, Qwen2Config, SiglipVisionConfig
 
-from packed_impl.attention import BACKENDS
+from packed_impl.attention import BACKENDS, attention_implementation
 from packed_impl.bins import LAYOUTS
 from packed_impl.branches import plan_branches
 from packed_impl.layout import pack
@@ -177,7 +177,11 @@ def test_the_tower_keeps_its_attention(llava, groups) -> None:
     seen = []
     tower = llava.model.vision_tower
     tower.register_forward_hook(lambda module, _args, _output: seen.append(module.config._attn_implementation))
-    before = tower.config._attn_implementation
-    per_token_logps(llava, groups, backend="split")
-    assert seen == [before] == [tower.config._attn_implementation]
-    assert llava.model.language_model.config._attn_implementation == before
+    decoder = llava.model.language_model
+    tower.set_attn_implementation("eager")
+    with attention_implementation(llava, "split"):  # as around a step, which enters it again for each pass
+        per_token_logps(llava, groups, backend="split")
+        per_token_logps(llava, groups, backend="split")
+        assert decoder.config._attn_implementation == "packed-split"
+    assert seen == ["eager", "eager"]
+    assert (tower.config._attn_implementation, decoder.config._attn_implementation) == ("eager", "sdpa")

@@ -232,7 +232,7 @@ def _logps(
     device = model.device
     targets = stages.supervision(rows, stages.predictors(rows))
     told = partial(_told, stages.mask(rows), _positions(rows), model)
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": rows.input_ids.to(device),
         "position_ids": stages.positions(rows).to(device),
         "attention_mask": layer_windows(causal_lm(model)).handed_out(told),
