@@ -17,6 +17,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
+from packed_impl.modules import all_modules
+
 AdapterLayer: TypeAlias = BaseTunerLayer | AuxiliaryTrainingWrapper
 """A layer with adapters beside its own weights, or with trained copies of these (PEFT's ``modules_to_save``)."""
 
@@ -68,7 +70,7 @@ def frozen_adapter(model: nn.Module, name: str) -> Iterator[None]:
 
 
 def _adapter_layers(model: nn.Module) -> list[AdapterLayer]:
-    return [module for module in model.modules() if isinstance(module, AdapterLayer)]
+    return [module for module in all_modules(model) if isinstance(module, AdapterLayer)]
 
 
 def _check_frozen(model: nn.Module, layers: Sequence[AdapterLayer], name: str) -> set[AdapterLayer]:

@@ -15,6 +15,7 @@ from transformers.modeling_utils import AttentionInterface
 from packed_impl.dense import additive_mask, boolean_mask
 from packed_impl.flex import block_mask, flex_attention_forward
 from packed_impl.forest import Forest
+from packed_impl.modules import all_modules
 from packed_impl.split import plan_split_calls, split_attention_forward
 from packed_impl.windows import FULL_ATTENTION, LayerWindows, layer_windows
 
@@ -174,7 +175,7 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
     """
     chosen = backend_named(backend)
     outermost = pretrained_model(model)
-    modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    modules = [module for module in all_modules(model) if isinstance(module, PreTrainedModel)]
     seeing = getattr(outermost.config, "vision_config", None)
     configs = list({id(module.config): module.config for module in modules}.values())
     switched = [config for config in configs if config is not seeing]

@@ -21,7 +21,7 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from packed_impl.forest import Forest, positions, segment_ids, visible_segments
-from packed_impl.kernel_call import check_kernel_call
+from packed_impl.kernel_call import as_under_autocast, check_kernel_call
 
 BLOCK_SIZE = 128
 
@@ -271,6 +271,7 @@ def flex_attention_forward(
     if not isinstance(attention_mask, BlockMask):
         raise ValueError(f"flex attention needs a BlockMask, got {type(attention_mask).__name__}")
     window = getattr(attention_mask.mask_mod, "window", None)
+    query, key, value = as_under_autocast(query, key, value)
     check_kernel_call("flex", query, key, value, kwargs, window=window)
     fused = query.device.type == "cuda"
     kernel = _compiled_flex_attention() if fused else cast(Callable[..., Tensor], flex_attention)

@@ -47,6 +47,26 @@ def check_kernel_call(
         )
 
 
+def as_under_autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values in the dtype of autocast, where it is on, as torch's own SDPA takes them then.
+
+    Rotary positions leave queries and keys in float32 under autocast, and values in half precision.
+
+    Args:
+        query: [B, N, T, H].
+        key: [B, K, T, H].
+        value: [B, K, T, H].
+
+    Returns:
+        The same three, cast; or as they are where autocast is off, or not on their device.
+    """
+    device = query.device.type
+    if not torch.is_autocast_enabled(device) or query.dtype == torch.float64:
+        return query, key, value
+    dtype = torch.get_autocast_dtype(device)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
 def native_gqa(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, bool]:
     """Bring keys and values to a number of heads that a fused SDPA kernel takes.
 

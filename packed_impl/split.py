@@ -22,7 +22,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from packed_impl.forest import Forest
-from packed_impl.kernel_call import check_kernel_call, native_gqa
+from packed_impl.kernel_call import as_under_autocast, check_kernel_call, native_gqa
 from packed_impl.windows import layer_type
 
 
@@ -128,6 +128,7 @@ def split_attention_forward(
             sliding window is another one than that of its plan.
     """
     calls = split_calls[layer_type(module)] if isinstance(split_calls, Mapping) else split_calls
+    query, key, value = as_under_autocast(query, key, value)
     check_kernel_call("split", query, key, value, kwargs, window=calls[0].window)
     if attention_mask is not None:
         raise ValueError("split attention takes no attention_mask: the segments say who attends to whom")

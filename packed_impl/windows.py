@@ -15,6 +15,8 @@ from typing import TypeVar
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from packed_impl.modules import all_modules
+
 _Made = TypeVar("_Made")
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -59,7 +61,7 @@ def layer_windows(model: PreTrainedModel) -> LayerWindows:
         ValueError: Layers that are neither full nor sliding, or windows that the model's forward does not apply as its
             config says: packed rows would compute something else than the model does with one sequence.
     """
-    modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    modules = [module for module in all_modules(model) if isinstance(module, PreTrainedModel)]
     config = model.config.get_text_config()
     kinds, window = _kinds(config), getattr(config, "sliding_window", None)
     if kinds - {_FULL, _SLIDING}:

@@ -9,9 +9,9 @@ Legend: B rows, T columns, P predictor places, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,31 @@ from reference_impl.logps import target_logps
 
 Batching = Literal["row-per-sequence", "padded-left", "padded-right"]
 RowOrder = Literal["given", "reversed"]
+
+
+class Form(TypedDict, total=False):
+    """What may vary in an unpacked pass.
+
+    Args:
+        batching: One forward call per sequence, or rows padded to one width on the left or on the right.
+        junk_tokens_in_front: Tokens put before each sequence, hidden by the attention mask.
+        first_position: Position of each sequence's first token. Rotary attention sees differences of positions only,
+            but its angles are float32 in every dtype, so that another start rounds otherwise.
+        extra_padding: Columns of padding beyond what the longest row needs.
+        row_order: Whether the rows run as given or last first; the result keeps the given order either way.
+        max_rows: Rows per padded batch; all in one if None.
+        pad_id: Token id of padding.
+        junk_id: Token id of junk.
+    """
+
+    batching: Batching
+    junk_tokens_in_front: int
+    first_position: int
+    extra_padding: int
+    row_order: RowOrder
+    max_rows: int | None
+    pad_id: int
+    junk_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +66,47 @@ class PaddedBatch:
     starts: tuple[int, ...]
 
 
-def per_token_logps(
+def per_token_logps(model: nn.Module, groups: Sequence[Group], **form: Unpack[Form]) -> list[Tensor]:
+    """Log-probs of every completion token, supervised or not, by the model's ordinary, unpacked forward pass.
+
+    Args:
+        model: A transformers causal language model, adapted or not. Its attention implementation, its mode and
+            its adapters are the caller's business.
+        groups: The groups, of any kind.
+        **form: What may vary.
+
+    Returns:
+        One differentiable 1-D tensor per completion, group by group, positives before negatives; float32, or
+        float64 if the model computes in it.
+
+    Raises:
+        ValueError: An option that is unknown, negative or without meaning for the batching, or images that do not fit
+            their prompt or the model.
+    """
+    return _by_batches(_batch_logps, model, groups, **form)
+
+
+def rewards(model: nn.Module, groups: Sequence[Group], **form: Unpack[Form]) -> list[Tensor]:
+    """Rewards of every completion by a reward model's ordinary, unpacked forward pass.
+
+    Args:
+        model: A sequence classifier of transformers with one label and no padding token, adapted or not; its settings
+            are the caller's business.
+        groups: The groups, of any kind.
+        **form: What may vary.
+
+    Returns:
+        One differentiable scalar per completion, group by group, positives before negatives; float32, or float64 if the
+        model computes in it.
+
+    Raises:
+        ValueError: As :func:`per_token_logps`.
+    """
+    return _by_batches(_batch_rewards, model, groups, **form)
+
+
+def _by_batches(
+    of_batch: Callable[[nn.Module, Sequence[UnpackedSequence], PaddedBatch], list[Tensor]],
     model: nn.Module,
     groups: Sequence[Group],
     *,
@@ -54,30 +119,6 @@ def per_token_logps(
     pad_id: int = 0,
     junk_id: int = 1,
 ) -> list[Tensor]:
-    """Log-probs of every completion token, supervised or not, by the model's ordinary, unpacked forward pass.
-
-    Args:
-        model: A transformers causal language model, adapted or not. Its attention implementation, its mode and
-            its adapters are the caller's business.
-        groups: The groups, of any kind.
-        batching: One forward call per sequence, or rows padded to one width on the left or on the right.
-        junk_tokens_in_front: Tokens put before each sequence, hidden by the attention mask.
-        first_position: Position of each sequence's first token. Rotary attention sees differences of positions only,
-            but its angles are float32 in every dtype, so that another start rounds otherwise.
-        extra_padding: Columns of padding beyond what the longest row needs.
-        row_order: Whether the rows run as given or last first; the result keeps the given order either way.
-        max_rows: Rows per padded batch; all in one if None.
-        pad_id: Token id of padding.
-        junk_id: Token id of junk.
-
-    Returns:
-        One differentiable 1-D tensor per completion, group by group, positives before negatives; float32, or
-        float64 if the model computes in it.
-
-    Raises:
-        ValueError: An option that is unknown, negative or without meaning for the batching, or images that do not fit
-            their prompt or the model.
-    """
     _check_options(batching, junk_tokens_in_front, first_position, extra_padding, row_order, max_rows)
     sequences = unpack(groups)
     for index, sequence in enumerate(sequences):
@@ -86,7 +127,7 @@ def per_token_logps(
     if row_order == "reversed":
         order.reverse()
     rows_per_call = 1 if batching == "row-per-sequence" else max_rows or len(sequences)
-    logps: dict[int, Tensor] = {}
+    found: dict[int, Tensor] = {}
     for first in range(0, len(order), rows_per_call):
         places = order[first : first + rows_per_call]
         rows = [sequences[place] for place in places]
@@ -99,8 +140,8 @@ def per_token_logps(
             pad_id=pad_id,
             junk_id=junk_id,
         )
-        logps.update(zip(places, _batch_logps(model, rows, batch), strict=True))
-    return [logps[place] for place in range(len(sequences))]
+        found.update(zip(places, of_batch(model, rows, batch), strict=True))
+    return [found[place] for place in range(len(sequences))]
 
 
 def padded_batch(
@@ -174,6 +215,31 @@ def _batch_logps(model: nn.Module, rows: Sequence[UnpackedSequence], batch: Padd
         wide_PV = logits_PV if logits_PV.dtype == torch.float64 else logits_PV.to(torch.float32)
         logps.append(target_logps(wide_PV, row.completion_ids))
     return logps
+
+
+def _batch_rewards(model: nn.Module, rows: Sequence[UnpackedSequence], batch: PaddedBatch) -> list[Tensor]:
+    """The model's own output where a row is alone and ends with its completion, as transformers reads it.
+
+    Of padded rows it would look for the last token that is not the padding token, and there is none that no completion
+    may end in: there its head is given the last tokens.
+    """
+    device = next(model.parameters()).device
+    masked = bool((batch.attention_mask == 0).any())
+    inputs = {
+        "input_ids": batch.input_ids.to(device),
+        "attention_mask": batch.attention_mask.to(device) if masked else None,
+        "position_ids": batch.position_ids.to(device),
+        "use_cache": False,
+    }
+    last = torch.tensor([start + len(row.ids) - 1 for row, start in zip(rows, batch.starts, strict=True)])
+    if last.tolist() == [batch.input_ids.shape[1] - 1]:
+        scores_B = model(**inputs).logits[:, 0]
+    else:
+        unwrap = getattr(model, "get_base_model", None)
+        classifier: Any = model if unwrap is None else unwrap()
+        hidden_BTD = getattr(classifier, classifier.base_model_prefix)(**inputs).last_hidden_state
+        scores_B = classifier.score(hidden_BTD[torch.arange(len(rows)), last.to(device)])[:, 0]
+    return list((scores_B if scores_B.dtype == torch.float64 else scores_B.to(torch.float32)).unbind())
 
 
 def _check_options(

@@ -92,6 +92,33 @@ def oracle_reward_step(
     )
 
 
+def bradley_terry(rewards: Tensor, groups: Sequence[Group]) -> Tensor:
+    """The loss of given rewards, as :func:`oracle_reward_step` defines it.
+
+    Args:
+        rewards: One per completion, group by group, positives before negatives, [completions].
+        groups: The groups; at least one positive and one negative each.
+
+    Returns:
+        The loss, a scalar; differentiable in the rewards.
+
+    Raises:
+        ValueError: No groups, a group without positives or without negatives, or another number of rewards.
+    """
+    _check_sides(groups)
+    sizes = [len(side) for group in groups for side in (group.positives, group.negatives)]
+    if rewards.shape != (sum(sizes),):
+        raise ValueError(f"rewards of shape {tuple(rewards.shape)}: expected ({sum(sizes)},), one for each completion")
+    parts = torch.split(rewards, sizes)
+    losses = [group_loss(group_margins(p, n)) for p, n in zip(parts[::2], parts[1::2], strict=True)]
+    return mean_loss(torch.stack(losses), len(groups))
+
+
+def group_loss(margins_PN: Tensor) -> Tensor:
+    """Loss of one group: the mean over its pairs of ``-log sigma(margin)``."""
+    return mean_over_pairs(-logsigmoid(margins_PN))
+
+
 def completion_reward(
     sequence: UnpackedSequence, weights: Weights, config: DecoderConfig, lora: Lora, head: Tensor
 ) -> Tensor:
@@ -129,7 +156,7 @@ def _group_step(
     with torch.set_grad_enabled(gradients):
         rewards = torch.stack([completion_reward(each, weights, config, lora, head) for each in unpack([group])])
         margins_PN = group_margins(rewards[: len(group.positives)], rewards[len(group.positives) :])
-        loss = mean_loss(mean_over_pairs(-logsigmoid(margins_PN)), num_groups)
+        loss = mean_loss(group_loss(margins_PN), num_groups)
     return RewardStep(
         rewards=rewards.detach(),
         margins=margins_PN.detach().flatten(),

@@ -124,6 +124,10 @@ def _later_than_its_version(record: Record) -> str | None:
     objectives += [objective for subject in record.subjects for objective in subject.objectives]
     if version < 4 and (others := [name for name in objectives if name not in _OBJECTIVES_BEFORE_4]):
         return f"the objective {others[0]}"
+    if version < 5 and "reward-model" in objectives:
+        return "a reward model"
     if version < 5 and record.model.expected_by != "oracle":
         return f"expectations of {record.model.expected_by}"
+    if version < 5 and any(summary.dtype == "autocast-bfloat16" for summary in record.summaries):
+        return "autocast"
     return None

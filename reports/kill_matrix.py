@@ -12,7 +12,7 @@ from reports.record import CaseRecord, DtypeName, Environment, ModelRecord, Quan
 from reports.values import Count, Measured, Settings
 
 KILL_MATRIX_VERSION: Literal[2] = 2
-WANTED_MARGIN: dict[DtypeName, float] = {"float64": 10.0, "float32": 10.0, "bfloat16": 2.0}
+WANTED_MARGIN: dict[DtypeName, float] = {"float64": 10.0, "float32": 10.0, "bfloat16": 2.0, "autocast-bfloat16": 2.0}
 """A fault whose largest difference is less than this many budgets is shown as weakly caught."""
 
 OutcomeName = Literal["killed", "survived", "hidden", "quiet", "flagged", "error", "inconclusive"]

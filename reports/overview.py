@@ -214,8 +214,23 @@ def closing_line(record: Record) -> str:
     compared = f"{plural(record.num_compared, 'value')} compared in {plural(len(record.results), 'result')}"
     gaps = not_judged(record)
     return "; ".join(
-        [compared, _headroom(record), *([f"NOT judged: {', '.join(gaps)}"] if gaps else []), *without_oracle(record)]
+        [
+            compared,
+            _headroom(record),
+            *([f"NOT judged: {', '.join(gaps)}"] if gaps else []),
+            *without_logps(record),
+            *without_oracle(record),
+        ]
     )
+
+
+def without_logps(record: Record) -> list[str]:
+    """That cases of reward models say nothing about log-probs, where some passed."""
+    of_rewards = {case.name for case in record.cases if case.objective == "reward-model"}
+    judged = {result.case for result in record.results if result.num_compared} & of_rewards
+    if not judged:
+        return []
+    return [f"of {plural(len(judged), 'case')} rewards were judged, NOT log-probs: a reward model has none"]
 
 
 def without_oracle(record: Record) -> list[str]:

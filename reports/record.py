@@ -20,16 +20,18 @@ from reports.values import Count, Measured, Settings, Text, Versions
 SCHEMA_VERSION: Literal[5] = 5
 READABLE_VERSIONS = (1, 2, 3, 4, 5)
 """Version 1 had no exact checks, planted faults, blind spots and diagnoses, version 2 only pairs, version 3 no
-decisions and no other preference objective than "sigmoid", version 4 no model that the oracle does not know; all can be
-read."""
+decisions and no other preference objective than "sigmoid", version 4 no model that the oracle does not know, no
+reward model and no autocast; all can be read."""
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
-DtypeName = Literal["float64", "float32", "bfloat16"]
+DtypeName = Literal["float64", "float32", "bfloat16", "autocast-bfloat16"]
+"""Of weights and passes alike, or float32 weights under autocast."""
 PreferenceName = Literal[
     "sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "rpo",
     "groupdpo-margin", "groupdpo-mpo", "groupdpo-softmax", "groupdpo-all-pairs",
 ]  # fmt: skip
-ObjectiveName = PreferenceName | Literal["sft-token-mean", "sft-example-mean"]
+ComparingName = PreferenceName | Literal["reward-model"]
+ObjectiveName = ComparingName | Literal["sft-token-mean", "sft-example-mean"]
 CaseKind = Literal["pairs", "groups", "examples"]
 QuantityName = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
 
@@ -115,7 +117,7 @@ class CaseRecord(_Frozen):
 
     @model_validator(mode="after")
     def _objective_has_what_it_compares(self) -> Self:
-        compares = self.objective in get_args(PreferenceName)
+        compares = not self.objective.startswith("sft-")
         if not self.groups or any(bool(group.negatives) != compares for group in self.groups):
             needed = "a negative in each group" if compares else "no negative"
             raise ValueError(f"case {self.name}: the objective {self.objective} needs groups, with {needed}")
@@ -223,7 +225,7 @@ class ResultRecord(_Frozen):
     num_compared: Count
     """Values compared, over all judgements of this result."""
     decisions: DecisionsRecord | None = None
-    """None under SFT, where nothing was compared, and in records before version 4."""
+    """None under SFT, where no response was preferred to another, and in records before version 4."""
 
     @model_validator(mode="after")
     def _verdict_rests_on_judgements(self) -> Self:

@@ -29,7 +29,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "reports": frozenset({"pydantic", "rich", "jinja2", "markupsafe", "matplotlib"}),
     "verify": frozenset(
         "torch numpy transformers peft safetensors pyarrow hypothesis jinja2 pydantic rich typer reports".split()  # noqa: SIM905
-    ),
+    )
+    | {"pydantic_core"},
     "verify/subjects": frozenset({"torch", "reference_impl", "packed_impl"}),
 }
 IMPLEMENTATIONS = ("reference_impl", "packed_impl")

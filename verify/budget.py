@@ -16,10 +16,11 @@ from typing import Literal
 import torch
 
 from verify.comparison import Quantity
-from verify.models.request import DTYPES
+from verify.models.dtypes import DTYPES
 from verify.noise import BudgetKind, NoiseFloor
 from verify.objective import Sft
 from verify.observation import Observation
+from verify.precision import rounds_in
 from verify.tolerance import Policy
 
 Statistic = Literal["max", "rms"]
@@ -70,7 +71,7 @@ def direct_budget(
         case: Name of the case.
         num_values: Number of independent values n behind the statistic: completion tokens.
         size: Size of the expected values (largest, RMS); of relative quantities (peak, 1).
-        dtype_name: dtype of the model.
+        dtype_name: What the run computes in.
         noise: The noise floor of this dtype.
         policy: Factors and floors.
         peak: Largest expected value over the RMS of the expected values. Errors grow with the value, so the largest
@@ -87,7 +88,7 @@ def direct_budget(
         "max": (own.max, pooled * max(policy.small_sample.max_sigmas, peak)),
         "rms": (own.rms, pooled * widened),
     }
-    epsilon = float(torch.finfo(DTYPES[dtype_name]).eps)
+    epsilon = float(torch.finfo(DTYPES[rounds_in(dtype_name)]).eps)
     budgets: dict[Statistic, Budget] = {}
     for statistic, (of_case, of_run) in noises.items():
         value = max(of_case, of_run) + shared_noise * (peak if statistic == "max" else 1.0)

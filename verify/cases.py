@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from verify.groups import PreferenceGroup
-from verify.objective import OBJECTIVE_NAMES, ObjectiveName, PreferenceName, is_preference
+from verify.objective import OBJECTIVE_NAMES, PREFERENCE_NAMES, ComparingName, ObjectiveName, compares
 
 CaseKind = Literal["pairs", "groups", "examples"]
 CASE_KINDS: tuple[CaseKind, ...] = ("pairs", "groups", "examples")
@@ -40,12 +40,12 @@ class Case:
                 f"case {self.name}: unknown objective {self.objective_name!r}; give one of {', '.join(OBJECTIVE_NAMES)}"
             )
         for index, group in enumerate(self.groups):
-            if is_preference(self.objective_name) and not group.negatives:
+            if compares(self.objective_name) and not group.negatives:
                 raise ValueError(
                     f"case {self.name}, group {index}: no rejected response, so that the objective "
                     f"{self.objective_name} compares nothing; give one, or an SFT objective"
                 )
-            if not is_preference(self.objective_name) and group.negatives:
+            if not compares(self.objective_name) and group.negatives:
                 raise ValueError(
                     f"case {self.name}, group {index}: a rejected response under {self.objective_name}, which "
                     "learns from preferred ones only"
@@ -54,7 +54,7 @@ class Case:
     @property
     def kind(self) -> CaseKind:
         """What a subject has to take: pairs, groups of any number of responses, or supervised examples."""
-        if not is_preference(self.objective_name):
+        if not compares(self.objective_name):
             return "examples"
         return "pairs" if all(group.is_pair and not group.completion_masks for group in self.groups) else "groups"
 
@@ -65,8 +65,8 @@ class Case:
 
     @property
     def num_passes(self) -> int:
-        """Forward passes of a step: the policy's, and for a preference the frozen policy's."""
-        return 1 if self.kind == "examples" else 2
+        """Forward passes of a step: one, and for a preference that of the frozen policy."""
+        return 2 if self.objective_name in PREFERENCE_NAMES else 1
 
     @property
     def num_completion_tokens(self) -> int:
@@ -94,6 +94,6 @@ class Case:
         return any(len(group.prompt_ids) > 1 and len(group.completions) > 1 for group in self.groups)
 
 
-def under(case: Case, preference: PreferenceName) -> Case:
-    """A case with another preference objective; a case of examples as it is."""
-    return replace(case, objective_name=preference) if is_preference(case.objective_name) else case
+def under(case: Case, objective_name: ComparingName) -> Case:
+    """A case with another objective that compares responses; a case of examples as it is."""
+    return replace(case, objective_name=objective_name) if compares(case.objective_name) else case

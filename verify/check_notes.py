@@ -10,6 +10,7 @@ from verify.checks.catalogue import CHECKS_ONLY_IN_FULL, FEW_PASSES
 from verify.checks.optimizer_steps import QUICK_SUBJECTS
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.request import has_rotary_positions, requested_config
+from verify.subjects.oracle import unknown_to_oracle
 from verify.subjects.selection import ONLY_IN_FULL
 
 _REFERENCES = {
@@ -45,6 +46,12 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
         notes.append(f"weights are seeded random numbers on the shape of {Path(options.model).name}")
     if request.model.family:
         notes.append("weights are seeded random numbers on a tiny config of the family")
+    if options.full and not options.cases and options.cases_file is None and prepared.loaded is None:
+        config = requested_config(request.model)
+        if not prepared.reduced and request.objective.name == "sigmoid" and unknown_to_oracle(config):
+            notes.append(
+                "the case objective-reward-model was left out: reward models are judged where there is an oracle"
+            )
     if not options.variations and not has_rotary_positions(requested_config(request.model)):
         notes.append("positions are not rotary: the variation junk-in-front would change values, and was left out")
     if request.model.reference != "adapters-off":

@@ -27,13 +27,15 @@ from verify.images import check_format
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
+from verify.models.dtypes import DTYPES
 from verify.models.family import module_names
 from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
-from verify.models.request import DTYPES, ModelRequest, has_rotary_positions, requested_config, vocabulary_size
+from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.models.vision import image_format
-from verify.objective import preference_of
+from verify.objective import REWARD_MODEL, run_objective
+from verify.precision import PRECISIONS
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
@@ -179,16 +181,28 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
     reduced = large and not options.full
     subjects = _subjects(options, reduced)
-    objective = preference_of(
+    objective = run_objective(
         options.objective,
         beta=options.beta,
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
     )
     images = image_format(config)
+    no_oracle = unknown_to_oracle(config)
+    if objective.name == REWARD_MODEL and options.reference != "adapters-off":
+        raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
     cases, loaded = choose_cases(
-        options, vocab_size=vocab_size, reduced=reduced, preference=objective.name, images=images
+        options,
+        vocab_size=vocab_size,
+        reduced=reduced,
+        objective=objective.name,
+        reward_models=not no_oracle,
+        images=images,
     )
+    if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
+        raise ValueError(
+            f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
+        )
     for case in cases:
         check_token_ids(case.groups, int(config.get_text_config().vocab_size))
         for index, group in enumerate(case.groups):
@@ -211,7 +225,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         num_layers=num_layers,
         is_tiny=options.is_tiny,
         window=getattr(config.get_text_config(), "sliding_window", None),
-        module_names=module_names(config) if unknown_to_oracle(config) else None,
+        module_names=module_names(config) if no_oracle else None,
     )
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(
@@ -378,6 +392,6 @@ def _variations(options: CheckOptions, reduced: bool, config: Any) -> tuple[str,
 
 def _dtypes(options: CheckOptions) -> tuple[str, ...]:
     for dtype in options.dtypes:
-        if dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
+        if dtype not in PRECISIONS:
+            raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(PRECISIONS)}")
     return options.dtypes or (tuple(DTYPES) if options.full else ("float32",))

@@ -106,12 +106,19 @@ def compare_observations(
             is not finite.
     """
     token = sum(sum(group.num_supervised) for group in groups), token_place(groups)
-    comparisons = [_compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token)]
-    if expected.ref_per_token_logps or actual.ref_per_token_logps:  # neither side has any under SFT
+    comparisons: list[Comparison] = []
+    if expected.per_token_logps or actual.per_token_logps or not len(expected.rewards):  # a reward model has none
+        comparisons.append(
+            _compare_vectors("per_token_logps", actual.per_token_logps, expected.per_token_logps, *token)
+        )
+    if expected.ref_per_token_logps or actual.ref_per_token_logps:  # neither side has any without a frozen policy
+        comparisons.append(
+            _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token)
+        )
+    if len(expected.rewards) or len(actual.rewards):  # neither side has any under SFT
         completion = sum(len(group.completions) for group in groups), _completion_place(groups)
         pair = sum(len(group.positives) * len(group.negatives) for group in groups), pair_place(groups)
         comparisons += [
-            _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token),
             _compare_vectors("rewards", [actual.rewards], [expected.rewards], *completion),
             _compare_vectors("margins", [actual.margins], [expected.margins], *pair),
         ]

@@ -16,8 +16,9 @@ from verify.faults.selection import asked_where_it_bites, select_mutations
 from verify.gate import GateRequest
 from verify.gate_work import Piece, pieces_of
 from verify.jobs import choose_num_processes, why_one_process
+from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
-from verify.models.request import DTYPES, ModelRequest, vocabulary_size
+from verify.models.request import ModelRequest, vocabulary_size
 from verify.objective import SFT_NAMES, Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations

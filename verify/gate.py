@@ -18,7 +18,7 @@ from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun, pieces_of
 from verify.judgement import Judge, Judgement, JudgingContext
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, measure_noise
-from verify.objective import Preference, objective_named
+from verify.objective import RewardModel, RunObjective, objective_named
 from verify.observation import PhaseSlots
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, default_variations
@@ -39,7 +39,7 @@ class GateRequest:
         dtypes: Names of dtypes; at least one.
         subjects: The implementations; at least one, names distinct.
         cases: The inputs; at least one, names distinct.
-        objective: beta and label smoothing of the cases with a preference objective.
+        objective: beta and label smoothing of the cases with a preference objective, or a reward model.
         policy: Factors and floors.
         variations: Names of the witness's harmless variations; at least one.
         seed: Seed of torch's generator during passes.
@@ -54,7 +54,7 @@ class GateRequest:
     dtypes: tuple[str, ...]
     subjects: tuple[Subject, ...]
     cases: tuple[Case, ...]
-    objective: Preference
+    objective: RunObjective
     policy: Policy
     variations: tuple[str, ...] = default_variations("cpu")
     seed: int = 0
@@ -95,12 +95,12 @@ class Result:
     phases: tuple[PhaseSlots, ...] = ()
     kind: CaseKind = "pairs"
     passes: int = 2
-    """Forward passes of a step: the policy's, and for a preference the frozen policy's."""
+    """Forward passes of a step: one, and for a preference that of the frozen policy."""
     pairwise_slots: int = 0
     """Token slots that these passes feed with one unpadded row per completion."""
     pairwise_rows: int = 0
     decisions: Decisions | None = None
-    """Packed against unpacked, of a case with a preference objective."""
+    """Packed against unpacked, of a case with an objective that compares."""
     can_save: bool = False
     """As ``Case.can_save``."""
 
@@ -191,7 +191,7 @@ def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork
                     notes[f"subject {subject.subject} left the model changed, which was put back: {left}"] = None
     return GateOutcome(
         results=tuple(results),
-        model=work.holder_of(request.dtypes[-1]).under_test,
+        model=work.holder_of(request.dtypes[-1], is_reward_model=isinstance(request.objective, RewardModel)).under_test,
         model_passes_s=sum(piece.passes_s for piece in done),
         notes=tuple(notes),
         findings=tuple(finding for piece in done for finding in piece.findings),

@@ -21,8 +21,9 @@ from verify.decisions import Decisions, decide
 from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
+from verify.models.dtypes import computing_in
 from verify.noise import NoiseSample
-from verify.objective import Objective, objective_named
+from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named
 from verify.observation import Observation, PhaseSlots, observe
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
@@ -113,9 +114,10 @@ class GateWork:
     def __init__(self, request: GateRequest, checks: Sequence[ExactCheck] = ()) -> None:
         self._request, self._checks = request, checks
         self._oracle_cache: dict[str, Observation] = {}
-        self._holder: ModelHolder | None = None
         self._dtype = ""
-        self._setting: Setting | None = None
+        # By whether they are of the reward model.
+        self._holders: dict[bool, ModelHolder] = {}
+        self._settings: dict[bool, Setting] = {}
 
     def __call__(self, piece: Piece, begin: Begin) -> PieceDone:
         """Do a piece.
@@ -132,41 +134,64 @@ class GateWork:
             WitnessError: The unpacked path cannot be run.
         """
         if self._request.prepare_model is not None:
-            self._holder = None  # what was prepared may go on from pass to pass, and no piece may depend on another
-        steps, holder = _Steps(begin), self.holder_of(piece.dtype)
+            # What was prepared may go on from pass to pass, and no piece may depend on another.
+            self._holders, self._settings = {}, {}
+        steps = _Steps(begin)
         if piece.case is not None:
+            holder = self.holder_of(piece.dtype, is_reward_model=piece.case.objective_name == REWARD_MODEL)
             check_token_ids(piece.case.groups, holder.model.get_input_embeddings().num_embeddings)
             run = _run_case(piece.case, piece.dtype, holder, self._request, self._oracle_cache, steps)
             return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, case_run=run)
         assert piece.subject is not None
-        findings = self._exact_checks(piece.subject, holder, steps)
+        findings = self._exact_checks(piece.subject, piece.dtype, steps)
         return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, findings=findings)
 
-    def holder_of(self, dtype: str) -> ModelHolder:
-        """The model of a dtype; that of another dtype is let go first."""
-        if self._holder is None or dtype != self._dtype:
-            self._holder = self._setting = None
-            self._holder, self._dtype = ModelHolder(self._request.model, dtype, self._request.prepare_model), dtype
-        return self._holder
+    def holder_of(self, dtype: str, *, is_reward_model: bool = False) -> ModelHolder:
+        """The causal LM or the reward model of a dtype; those of another dtype are let go first."""
+        if dtype != self._dtype:
+            self._holders, self._settings, self._dtype = {}, {}, dtype
+        if is_reward_model not in self._holders:
+            request = self._request
+            self._holders[is_reward_model] = ModelHolder(
+                request.model, dtype, request.prepare_model, is_reward_model=is_reward_model
+            )
+        return self._holders[is_reward_model]
 
-    def _exact_checks(self, subject: Subject, holder: ModelHolder, steps: _Steps) -> tuple[Finding, ...]:
-        steps.begin(f"{self._dtype} exact checks: {subject.name}")
+    def _exact_checks(self, subject: Subject, dtype: str, steps: _Steps) -> tuple[Finding, ...]:
+        steps.begin(f"{dtype} exact checks: {subject.name}")
         start, request = time.perf_counter(), self._request
+        of_models = (False, True) if request.objective.name == REWARD_MODEL else (False,)
         try:
-            if self._setting is None:
-                self._setting = measure_setting(
+            settings = {each: self._setting(dtype, each) for each in of_models}
+            with computing_in(dtype, request.model.device, weights_stay=False):
+                findings = [
+                    finding
+                    for each, setting in settings.items()
+                    for finding in run_checks(
+                        subject, self._checks, setting, self.holder_of(dtype, is_reward_model=each)
+                    )
+                ]
+        except (SubjectError, StructureError) as error:
+            raise WitnessError(f"{dtype} exact checks: the unpacked path cannot be compared: {error}") from error
+        finally:
+            steps.model_passes_s += time.perf_counter() - start
+        order = [(check.name, str(case)) for check in self._checks for case in check.cases]
+        return tuple(sorted(findings, key=lambda finding: order.index((finding.check, finding.case))))
+
+    def _setting(self, dtype: str, is_reward_model: bool) -> Setting:
+        holder = self.holder_of(dtype, is_reward_model=is_reward_model)
+        if is_reward_model not in self._settings:
+            request = self._request
+            with computing_in(dtype, request.model.device, weights_stay=False):
+                self._settings[is_reward_model] = measure_setting(
                     self._checks,
                     holder,
-                    dtype=self._dtype,
+                    dtype=dtype,
                     objective=holder.with_reference(request.objective),
                     policy=request.policy,
                     seed=request.seed,
                 )
-            return run_checks(subject, self._checks, self._setting, holder)
-        except (SubjectError, StructureError) as error:
-            raise WitnessError(f"{self._dtype} exact checks: the unpacked path cannot be compared: {error}") from error
-        finally:
-            steps.model_passes_s += time.perf_counter() - start
+        return self._settings[is_reward_model]
 
 
 class _Steps:
@@ -186,15 +211,16 @@ def _run_case(
         steps.begin(f"{dtype} {case.name}: {name}")
 
     def run(subject: Subject) -> Observation:
-        observation = observe(
-            subject,
-            holder.model,
-            case.groups,
-            objective(),
-            apply_objective=apply_objective,
-            seed=request.seed,
-            baseline=holder.baseline,
-        )
+        with computing_in(dtype, request.model.device):
+            observation = observe(
+                subject,
+                holder.model,
+                case.groups,
+                objective(),
+                apply_objective=apply_objective,
+                seed=request.seed,
+                baseline=holder.baseline,
+            )
         steps.model_passes_s += observation.elapsed_s
         return observation
 
@@ -231,7 +257,7 @@ def _run_case(
         subjects=tuple(subjects),
         adapters=vacuous_adapters(holder.model),
         vacuous=vacuous_expectation(expected, case.groups),
-        num_passes=1 if case.kind == "examples" else 1 + holder.reference.passes,
+        num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
         implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
     )
 
@@ -301,7 +327,8 @@ def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: Mo
         holder.check_other(subject.name)
         holder.check_bits(subject.name)
         raise
-    if not is_built_in(subject):
-        holder.check_other(subject.name)
-        holder.check_bits(subject.name)
-    return observation
+    if is_built_in(subject):
+        return observation
+    of_other = holder.check_other(subject.name)
+    holder.check_bits(subject.name)
+    return replace(observation, settings_put_back=(*observation.settings_put_back, *of_other))

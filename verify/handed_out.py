@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import wraps
 from typing import Any, TypeVar
 
 from verify.cases import Case
+from verify.frozen_policy import CachedLogps, FrozenPolicy
 from verify.groups import PreferenceGroup
-from verify.objective import Preference, Sft
+from verify.objective import Preference, RewardModel, Sft
 from verify.subject import SubjectError
 
 _Value = TypeVar("_Value")
@@ -44,7 +45,9 @@ def on_copies(who: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied(value: _Value) -> _Value:
-    if isinstance(value, PreferenceGroup | Preference | Sft):
+    if isinstance(value, Preference):
+        return replace(value, reference=_reference(value.reference))
+    if isinstance(value, PreferenceGroup | Sft | RewardModel):
         return copy(value)
     if isinstance(value, Case):
         copied = copy(value)
@@ -63,7 +66,10 @@ def _changed(value: Any, copied: Any) -> str:
     """
     if isinstance(value, PreferenceGroup):
         return "" if _same_fields(value, copied) else "the groups"
-    if isinstance(value, Preference | Sft):
+    if isinstance(value, Preference):
+        same = _same_fields(value, copied, "reference") and _same_reference(value.reference, copied.reference)
+        return "" if same else "the objective"
+    if isinstance(value, Sft | RewardModel):
         return "" if _same_fields(value, copied) else "the objective"
     if isinstance(value, Case):
         return "" if _same_fields(value, copied, "groups") and not _changed(value.groups, copied.groups) else "the case"
@@ -71,6 +77,17 @@ def _changed(value: Any, copied: Any) -> str:
         same = isinstance(copied, list | tuple) and len(value) == len(copied)
         return "" if same and not any(map(_changed, value, copied)) else "the groups"
     return ""
+
+
+def _reference(frozen: FrozenPolicy) -> FrozenPolicy:
+    """A copy; of cached log-probs one that keeps what it looks up apart."""
+    return CachedLogps(frozen.look_up) if isinstance(frozen, CachedLogps) else copy(frozen)
+
+
+def _same_reference(frozen: FrozenPolicy, copied: Any) -> bool:
+    if isinstance(frozen, CachedLogps):
+        return isinstance(copied, CachedLogps) and bool(copied.compute == frozen.look_up)
+    return type(copied) is type(frozen) and _same_fields(frozen, copied)
 
 
 def _same_fields(value: Any, copied: Any, *but: str) -> bool:

@@ -13,9 +13,10 @@ from verify.budget import Budget, Statistic, direct_budget, sft_loss_budget
 from verify.comparison import Comparison, Place, Quantity
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, NoiseFloor
-from verify.objective import Objective, Preference, Sft
+from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.observation import Observation
 from verify.preference_budget import coefficient_noise, loss_budget, margin_budgets, reward_budgets
+from verify.reward_budget import reward_coefficient_noise, reward_model_budgets
 from verify.tolerance import Policy
 from verify.verdict import Verdict, fold
 
@@ -94,13 +95,14 @@ class Judge:
 
     def __init__(self, kind: BudgetKind, expected: Observation, context: JudgingContext) -> None:
         self._kind, self._expected, self._context = kind, expected, context
-        self._logps = {
-            quantity: _logp_budgets(quantity, kind, values, context) for quantity, values in _logps_of(expected).items()
+        self._direct = {
+            quantity: _vector_budgets(quantity, kind, values, context)
+            for quantity, values in _direct_of(expected).items()
         }
-        rms = {quantity: of_statistic["rms"].value for quantity, of_statistic in self._logps.items()}
+        source = f"from the {'log-prob' if expected.per_token_logps else 'reward'} budgets"
         self._scalars = {
-            quantity: Budget(value=value, factor=1.0, floor=0.0, noise=value, source="from the log-prob budgets")
-            for quantity, value in _scalar_budgets(expected, context, rms).items()
+            quantity: Budget(value=value, factor=1.0, floor=0.0, noise=value, source=source)
+            for quantity, value in _scalar_budgets(expected, context, self._direct).items()
         }
         self._coefficient: float | None = None
         self._gradients: dict[tuple[str, float], dict[Statistic, Budget]] = {}
@@ -113,7 +115,7 @@ class Judge:
             gradients_absent_because: Reason where the subject has no gradients; they are then NOT_APPLICABLE.
 
         Returns:
-            Judgements in the order of the quantities, both statistics for log-probs and gradients.
+            Judgements in the order of the quantities, both statistics for what comes from the model.
 
         Raises:
             ValueError: No comparisons.
@@ -123,7 +125,7 @@ class Judge:
         by_quantity = {c.quantity: c for c in comparisons if not c.part}
         judgements = [
             _judgement(by_quantity[quantity], self._kind, statistic, budget)
-            for quantity, of_statistic in self._logps.items()
+            for quantity, of_statistic in self._direct.items()
             for statistic, budget in of_statistic.items()
         ]
         judgements += [
@@ -148,7 +150,7 @@ class Judge:
                 "gradients",
                 part,
                 case=self._context.case,
-                num_values=sum(map(len, self._expected.per_token_logps)),
+                num_values=sum(map(len, _direct_of(self._expected).popitem()[1])),
                 size={"max": peak, "rms": 1.0},
                 dtype_name=self._context.dtype_name,
                 noise=self._context.noise,
@@ -161,7 +163,12 @@ class Judge:
     def _coefficient_noise(self) -> float:
         if self._coefficient is None:
             context, self._coefficient = self._context, 0.0  # the weights of SFT are constants
-            if isinstance(context.objective, Preference):
+            if isinstance(context.objective, RewardModel):
+                self._coefficient = reward_coefficient_noise(
+                    self._kind, context.groups, self._expected,
+                    case=context.case, noise=context.noise, policy=context.policy,
+                )  # fmt: skip
+            elif isinstance(context.objective, Preference):
                 self._coefficient = coefficient_noise(
                     self._kind, context.groups, self._expected, context.objective,
                     case=context.case, noise=context.noise, policy=context.policy,
@@ -187,7 +194,7 @@ def judge(
         gradients_absent_because: Reason where the subject has no gradients; they are then NOT_APPLICABLE.
 
     Returns:
-        Judgements in the order of the quantities, both statistics for log-probs and gradients.
+        Judgements in the order of the quantities, both statistics for what comes from the model.
 
     Raises:
         ValueError: No comparisons.
@@ -195,7 +202,7 @@ def judge(
     return Judge(kind, expected, context)(comparisons, gradients_absent_because=gradients_absent_because)
 
 
-def _logp_budgets(
+def _vector_budgets(
     quantity: Quantity, kind: BudgetKind, expected: Sequence[Tensor], context: JudgingContext
 ) -> dict[Statistic, Budget]:
     values = torch.cat(list(expected))
@@ -212,7 +219,10 @@ def _logp_budgets(
     )
 
 
-def _logps_of(expected: Observation) -> dict[Quantity, tuple[Tensor, ...]]:
+def _direct_of(expected: Observation) -> dict[Quantity, tuple[Tensor, ...]]:
+    """What is compared as it comes from the model: log-probs, or the rewards of a reward model."""
+    if not expected.per_token_logps:
+        return {"rewards": (expected.rewards,)}
     logps: dict[Quantity, tuple[Tensor, ...]] = {"per_token_logps": expected.per_token_logps}
     if expected.ref_per_token_logps:
         logps["ref_per_token_logps"] = expected.ref_per_token_logps
@@ -220,9 +230,12 @@ def _logps_of(expected: Observation) -> dict[Quantity, tuple[Tensor, ...]]:
 
 
 def _scalar_budgets(
-    expected: Observation, context: JudgingContext, logp_budgets: Mapping[Quantity, float]
+    expected: Observation, context: JudgingContext, direct: Mapping[Quantity, Mapping[Statistic, Budget]]
 ) -> dict[Quantity, float]:
-    """Budgets that follow from the RMS budgets of the log-probs."""
+    """Budgets that follow from those of what comes from the model."""
+    if isinstance(context.objective, RewardModel):
+        return reward_model_budgets(expected, direct["rewards"])
+    logp_budgets = {quantity: of_statistic["rms"].value for quantity, of_statistic in direct.items()}
     if isinstance(context.objective, Sft):
         return {
             "loss": sft_loss_budget(context.objective, expected, logps_rms=logp_budgets["per_token_logps"]),

@@ -102,8 +102,11 @@ def measure_noise(samples: Sequence[NoiseSample], *, not_pooled: Collection[str]
     return NoiseFloor(by_case, pooled)
 
 
-def _measured(comparisons: Iterable[Comparison]) -> Iterable[Comparison]:
-    return (comparison for comparison in comparisons if comparison.quantity in MEASURED_QUANTITIES)
+def _measured(comparisons: Sequence[Comparison]) -> Iterable[Comparison]:
+    """What noise is measured in. Rewards only where there are no log-probs that they follow from: a reward model's."""
+    follow = any(comparison.quantity == "per_token_logps" for comparison in comparisons)
+    wanted = MEASURED_QUANTITIES if follow else (*MEASURED_QUANTITIES, "rewards")
+    return (comparison for comparison in comparisons if comparison.quantity in wanted)
 
 
 def _keep_larger(by_case: dict[_CaseKey, Noise], key: _CaseKey, comparison: Comparison, form: str) -> None:

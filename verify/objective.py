@@ -21,10 +21,14 @@ PreferenceName = Literal[
     "groupdpo-all-pairs",
 ]
 SftName = Literal["sft-token-mean", "sft-example-mean"]
-ObjectiveName = PreferenceName | SftName
+RewardModelName = Literal["reward-model"]
+ComparingName = PreferenceName | RewardModelName
+ObjectiveName = ComparingName | SftName
 PREFERENCE_NAMES: tuple[PreferenceName, ...] = get_args(PreferenceName)
 SFT_NAMES: tuple[SftName, ...] = get_args(SftName)
-OBJECTIVE_NAMES: tuple[ObjectiveName, ...] = (*PREFERENCE_NAMES, *SFT_NAMES)
+REWARD_MODEL: RewardModelName = "reward-model"
+COMPARING_NAMES: tuple[ComparingName, ...] = (*PREFERENCE_NAMES, REWARD_MODEL)
+OBJECTIVE_NAMES: tuple[ObjectiveName, ...] = (*COMPARING_NAMES, *SFT_NAMES)
 
 SMOOTHED: tuple[PreferenceName, ...] = ("sigmoid", "robust", "sigmoid_norm", "rpo")
 """Objectives that label smoothing is a part of."""
@@ -127,7 +131,26 @@ class Sft:
         return {"name": self.name, "mean": self.mean}
 
 
-Objective = Preference | Sft
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModel:
+    """A reward model learns which responses of a prompt are preferred: Bradley-Terry, ``-log sigma(r_p - r_n)``.
+
+    ``r`` is the value of a scalar head on the final hidden state of a completion's last token. The loss of a batch is
+    the mean over its groups of the mean over a group's pairs. It has no frozen policy, no log-probs and no parameters;
+    adapters and head are trained (Ouyang et al. 2022, eq. 1).
+    """
+
+    name: RewardModelName = REWARD_MODEL
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """Everything by name, for a record."""
+        return {"name": self.name}
+
+
+Objective = Preference | Sft | RewardModel
+RunObjective = Preference | RewardModel
+"""What the cases of a run are under that compare responses."""
 
 
 def published_nll_weight(name: ObjectiveName) -> float:
@@ -135,9 +158,39 @@ def published_nll_weight(name: ObjectiveName) -> float:
     return float(name in _WITH_NLL)
 
 
-def is_preference(name: ObjectiveName) -> bool:
+def compares(name: ObjectiveName) -> bool:
     """Whether an objective compares responses."""
-    return name in PREFERENCE_NAMES
+    return name in COMPARING_NAMES
+
+
+def run_objective(name: str, *, beta: float, label_smoothing: float, nll_weight: float | None) -> RunObjective:
+    """The objective of a run, as options ask for it.
+
+    Args:
+        name: Its name.
+        beta: As in :func:`preference_of`.
+        label_smoothing: As in :func:`preference_of`.
+        nll_weight: As in :func:`preference_of`.
+
+    Returns:
+        The objective.
+
+    Raises:
+        ValueError: As :func:`preference_of`, or a parameter of a preference objective for a reward model.
+    """
+    if name not in COMPARING_NAMES:
+        raise ValueError(f"unknown objective {name!r}: give one of {', '.join(COMPARING_NAMES)}")
+    if name != REWARD_MODEL:
+        return preference_of(name, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+    usual = Preference()
+    for option, value, default in (
+        ("beta", beta, usual.beta),
+        ("label_smoothing", label_smoothing, usual.label_smoothing),
+        ("nll_weight", nll_weight, None),
+    ):
+        if value != default:
+            raise ValueError(f"{option} is {value}: {REWARD_MODEL} has none, it is a parameter of other objectives")
+    return RewardModel()
 
 
 def preference_of(name: str, *, beta: float, label_smoothing: float, nll_weight: float | None) -> Preference:
@@ -168,13 +221,14 @@ def preference_of(name: str, *, beta: float, label_smoothing: float, nll_weight:
     )
 
 
-def objective_named(name: ObjectiveName, run: Preference) -> Objective:
+def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
     """The objective of a case.
 
     Args:
         name: Name of the objective.
-        run: The preference objective of the run: taken as it is where it has that name; others have its beta, and its
-            label smoothing where they have one ("robust" without any is "sigmoid", so it gets 0.1 then).
+        run: The objective of the run: taken as it is where it has that name. Other preference objectives have its
+            beta and frozen policy, and its label smoothing where they have one ("robust" without any is "sigmoid", so
+            it gets 0.1 then); beside a reward model, the default beta.
 
     Returns:
         The objective.
@@ -184,11 +238,25 @@ def objective_named(name: ObjectiveName, run: Preference) -> Objective:
     """
     if name == run.name:
         return run
+    if name == REWARD_MODEL:
+        return RewardModel()
     if name in SFT_NAMES:
         return Sft(mean="token" if name == "sft-token-mean" else "example")
     if name not in PREFERENCE_NAMES:
         raise ValueError(f"unknown objective {name!r}: give one of {', '.join(OBJECTIVE_NAMES)}")
+    run = preference_beside(run)
     smoothing = run.label_smoothing if name in SMOOTHED else 0.0
     if name == "robust":
         smoothing = smoothing or _ROBUST_SMOOTHING
-    return Preference(name=name, beta=run.beta, label_smoothing=smoothing, nll_weight=published_nll_weight(name))
+    return Preference(
+        name=name,
+        beta=run.beta,
+        label_smoothing=smoothing,
+        nll_weight=published_nll_weight(name),
+        reference=run.reference,
+    )
+
+
+def preference_beside(run: RunObjective) -> Preference:
+    """The preference objective whose parameters other ones take over; the default beside a reward model."""
+    return run if isinstance(run, Preference) else Preference()

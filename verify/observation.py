@@ -15,7 +15,7 @@ from verify.frozen_policy import CachedLogps, FrozenPolicy, SeparateModel
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.module_walk import named_modules, named_parameters
-from verify.objective import Objective, Preference, Sft
+from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.slots import SlotCount, count_slots
 from verify.subject import (
     Subject,
@@ -23,6 +23,8 @@ from verify.subject import (
     backward_done,
     check_logps,
     check_loss,
+    check_rewards,
+    computes_loss,
     gradient_support,
     owns_loss,
     said_by,
@@ -34,7 +36,8 @@ class PhaseSlots:
     """Token slots of one policy pass and one reference pass.
 
     Args:
-        phase: "log-probs" (calls of ``per_token_logps``) or "loss" (one call of the subject's own ``loss``).
+        phase: "log-probs" (calls of ``per_token_logps``), "rewards" (one call of ``rewards``) or "loss" (one call of
+            the subject's own ``loss``).
         count: What passed the embedding.
     """
 
@@ -47,12 +50,15 @@ class Observation:
     """What one implementation computed on one case.
 
     Args:
-        per_token_logps: Policy log-probs of the supervised tokens, one float64 vector per completion, in nats.
+        per_token_logps: Policy log-probs of the supervised tokens, one float64 vector per completion, in nats; empty
+            under a reward model.
         ref_per_token_logps: The same with adapters off; empty under an objective without a frozen policy.
-        rewards: float64 [completions], beta * (logp - ref_logp); empty under SFT.
+        rewards: float64 [completions], beta * (logp - ref_logp), or what the head of a reward model says; empty under
+            SFT.
         margins: float64 [pairs], positive minus negative reward of every pair of each group; empty under SFT.
         loss: The objective, in nats.
-        gradients: d loss / d LoRA tensor by name (``<module>.lora_A``), or None where they were not computed.
+        gradients: d loss / d LoRA tensor by name (``<module>.lora_A``), and d loss / d ``score.weight`` of a reward
+            model; None where they were not computed.
         gradients_absent_because: Reason where ``gradients`` is None.
         phases: Token slots of each phase; empty for the oracle.
         settings_put_back: Model settings that the subject left changed.
@@ -132,10 +138,10 @@ def observe(
         except BaseException as error:  # a script that exits must not end the run with its own status
             raise SubjectError(f"subject {subject.name} raised {said_by(error)}") from error
     return Observation(
-        per_token_logps=supervised_logps(passes.logps, groups),
+        per_token_logps=supervised_logps(passes.logps, groups) if passes.logps else (),
         ref_per_token_logps=supervised_logps(passes.refs, groups) if passes.refs else (),
         rewards=passes.rewards,
-        margins=pair_margins(passes.rewards, groups) if isinstance(objective, Preference) else passes.rewards,
+        margins=passes.rewards if isinstance(objective, Sft) else pair_margins(passes.rewards, groups),
         loss=passes.loss,
         gradients=passes.gradients,
         gradients_absent_because=support.reason,
@@ -156,7 +162,14 @@ def _run_passes(
     start = time.perf_counter()
     phases: list[PhaseSlots] = []
     with torch.set_grad_enabled(differentiable):
-        if owns_loss(subject):
+        logps: _Logps | None
+        if isinstance(objective, RewardModel):
+            logps = _Logps((), ())
+            loss, rewards, done = _reward_model(
+                subject, model, groups, objective, apply_objective, differentiable, phases
+            )
+            gradients = lora_gradients(loss, model, done=done) if differentiable else None
+        elif owns_loss(subject):
             loss, rewards, logps, done = _own_loss(subject, model, groups, objective, differentiable, phases)
             gradients = lora_gradients(loss, model, done=done) if differentiable else None
             if logps is None:
@@ -205,6 +218,27 @@ def _policy_and_reference(
         if reference is None
         else check_logps(reference, groups, subject=subject.name, differentiable=False),
     )
+
+
+def _reward_model(
+    subject: Subject,
+    model: Any,
+    groups: Sequence[PreferenceGroup],
+    objective: RewardModel,
+    apply_objective: ApplyObjective,
+    differentiable: bool,
+    phases: list[PhaseSlots],
+) -> tuple[Tensor, Tensor, bool]:
+    """Loss and rewards, by the subject's own loss or from its rewards, and whether backward was done."""
+    if computes_loss(subject, objective.name):
+        loss, rewards, _, done = _own_loss(subject, model, groups, objective, differentiable, phases)
+        return loss, rewards, done
+    with count_slots(model) as slots:
+        given = subject.rewards(model, groups)  # type: ignore[attr-defined]
+    phases.append(PhaseSlots("rewards", slots))
+    checked = check_rewards(given, groups, subject=subject.name, differentiable=differentiable)
+    values = apply_objective(checked, (), groups, objective)
+    return values.loss, values.rewards, False
 
 
 def reference_logps(
@@ -265,6 +299,8 @@ def _own_loss(
         output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
     )
     done = backward_done(output, subject.name)
+    if isinstance(objective, RewardModel):
+        return loss, rewards, None, done
     given = getattr(output, "per_token_logps", None), getattr(output, "ref_per_token_logps", None)
     if given[0] is None or (given[1] is None and not isinstance(objective, Sft)):
         return loss, rewards, None, done
@@ -314,9 +350,10 @@ def lora_tensor_name(parameter_name: str) -> str:
     """Name of a LoRA tensor without PEFT's wrapping.
 
     ``base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight`` becomes ``model.layers.0.mlp.up_proj.lora_A``.
+    Another trained tensor, as the head of a reward model, keeps the name that it has in the model.
     """
-    name = parameter_name.removeprefix("base_model.model.").removesuffix(".weight")
-    return name.removesuffix(".default")
+    name = parameter_name.removeprefix("base_model.model.")
+    return name.removesuffix(".weight").removesuffix(".default") if ".lora_" in name else name
 
 
 def supervised_logps(logps: Sequence[Tensor], groups: Sequence[PreferenceGroup]) -> tuple[Tensor, ...]:

@@ -5,7 +5,6 @@ Tests hold each list to the table it copies.
 
 from __future__ import annotations
 
-DTYPE_NAMES = ("float64", "float32", "bfloat16")
 BACKEND_NAMES = ("dense-eager", "dense-sdpa", "flex", "split")
 VARIATION_NAMES = ("eager", "padded-right", "padded-left", "junk-in-front", "repeat")
 HF_POSITION_IDS_NAMES = (

@@ -100,8 +100,8 @@ class _Total:
             f"the reference pass of {self.both.what}",
             self.both.slots - self.policy.slots,
             self.both.rows - self.policy.rows,
-            self.policy.pairwise_slots,
-            self.policy.pairwise_rows,
+            self.both.pairwise_slots - self.policy.pairwise_slots,
+            self.both.pairwise_rows - self.policy.pairwise_rows,
         )
 
 
@@ -191,7 +191,8 @@ def _doubt(total: _Total) -> str:
     if unseen := _unseen(total):
         return unseen
     # A padded policy pass may not hide behind a packed reference pass. Without a backward pass they look alike.
-    passes = [total.both, total.policy, total.reference] if total.policy.slots else [total.both]
+    reference = [total.reference] if total.reference.pairwise_slots else []  # a reward model has none
+    passes = [total.both, total.policy, *reference] if total.policy.slots else [total.both]
     for fed in passes:
         shares_rows = fed.slots == fed.pairwise_slots and fed.rows < fed.pairwise_rows
         if fed.slots >= fed.pairwise_slots and not shares_rows:

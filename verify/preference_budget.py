@@ -19,7 +19,7 @@ from verify.observation import Observation, all_supervised
 from verify.subjects.oracle import apply_objective
 from verify.tolerance import Policy
 
-_EPSILON = float(torch.finfo(torch.float32).eps)
+EPSILON = float(torch.finfo(torch.float32).eps)
 """The least that a trainer sums in."""
 
 
@@ -70,8 +70,7 @@ def coefficient_noise(
         up, down = torch.sigmoid(margins), torch.sigmoid(-margins)
         coefficients = (1 - smoothing) * down - smoothing * up
         noises = spreads.clamp(min=own) * up * down
-        size, error = (_over_completions(values) for values in (coefficients, noises))
-        largest = max(largest, error / size if size > 0 else math.inf)
+        largest = max(largest, relative_noise(coefficients, noises))
     return largest
 
 
@@ -140,6 +139,20 @@ def margins_by_group(margins: Tensor, groups: Sequence[PreferenceGroup]) -> list
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def relative_noise(coefficients: Tensor, noises: Tensor) -> float:
+    """Noise of the coefficients of a group over their size, ||dc|| / ||c|| over its completions.
+
+    Args:
+        coefficients: Of each pair, [positives, negatives].
+        noises: How far off each may be; of the same shape.
+
+    Returns:
+        The quotient; infinite where all coefficients are zero.
+    """
+    size, error = _over_completions(coefficients), _over_completions(noises)
+    return error / size if size > 0 else math.inf
+
+
 def _over_completions(pairs: Tensor) -> float:
     """L2 norm over the completions of a group of the sum over each one's pairs; [positives, negatives] to a number."""
     return math.sqrt(float(pairs.sum(1).square().sum() + pairs.sum(0).square().sum()))
@@ -175,7 +188,7 @@ def reward_budgets(
     for length, logps, refs in zip(lengths, expected.per_token_logps, expected.ref_per_token_logps, strict=True):
         noise = math.sqrt(length * total) * (logps_rms + ref_logps_rms)
         levels = max(1, math.ceil(math.log2(length)))
-        summation = levels * _EPSILON * float(logps.abs().sum() + refs.abs().sum())
+        summation = levels * EPSILON * float(logps.abs().sum() + refs.abs().sum())
         budgets.append(objective.beta * (noise + summation) / (1 if objective.sums_tokens else length))
     return budgets
 
@@ -224,7 +237,7 @@ def loss_budget(
     Returns:
         The budget, in nats.
     """
-    budget = moved_by(objective, groups, expected.margins, rewards, _EPSILON) + _EPSILON * abs(float(expected.loss))
+    budget = moved_by(objective, groups, expected.margins, rewards, EPSILON) + EPSILON * abs(float(expected.loss))
     if not objective.nll_weight:
         return budget
     total = sum(map(len, expected.per_token_logps))
@@ -233,7 +246,7 @@ def loss_budget(
         of_group = [next(remaining) for _ in group.completions][: len(group.positives)]
         for logps in of_group:
             levels = max(1, math.ceil(math.log2(len(logps))))
-            error = math.sqrt(total / len(logps)) * logps_rms + (levels + 1) * _EPSILON * float(logps.abs().mean())
+            error = math.sqrt(total / len(logps)) * logps_rms + (levels + 1) * EPSILON * float(logps.abs().mean())
             nll += error / len(of_group)
     return budget + objective.nll_weight * nll / len(groups)
 

@@ -20,6 +20,7 @@ from reports.record import (
     DataRecord,
     DecisionsRecord,
     DiagnosisRecord,
+    DtypeName,
     Environment,
     ExactCheckRecord,
     GroupRecord,
@@ -44,8 +45,6 @@ from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
 from verify.subjects.oracle import unknown_to_oracle
 from verify.verdict import Verdict, fold
-
-DtypeName = Literal["float64", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +159,7 @@ def run_fields(request: GateRequest, model: ModelUnderTest, facts: RunFacts, *, 
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=facts.environment,
         model=model_record(request.model, model),
-        objective={**request.objective.settings, "reference": request.model.reference},
+        objective=_objective_record(request),
         seeds=facts.seeds,
         policy=request.policy.model_dump(),
         cases=[_case_record(case) for case in request.cases],
@@ -172,6 +171,11 @@ def run_fields(request: GateRequest, model: ModelUnderTest, facts: RunFacts, *, 
             peak_host_bytes=peak_host_bytes(),
         ),
     )
+
+
+def _objective_record(request: GateRequest) -> dict[str, Any]:
+    settings = request.objective.settings
+    return {**settings, "reference": request.model.reference} if "reference" in settings else settings
 
 
 def _with_findings(summary: Summary, findings: Sequence[Finding]) -> Summary:

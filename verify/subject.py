@@ -28,6 +28,8 @@ Optional attributes and methods:
   (``objective.reference.look_up(groups)`` gives one tensor per completion). A subject without a ``loss`` takes any.
 - ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
   "sft-example-mean". Of the others (``verify.objective.OBJECTIVE_NAMES``) a subject is asked for those that it names.
+- ``rewards(model, groups)``: one differentiable scalar per completion, where the model is a reward model. It, or a
+  ``loss`` that names "reward-model" among its objectives, makes a subject one of reward models.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from torch import Tensor
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.groups import PreferenceGroup
-from verify.objective import OBJECTIVE_NAMES, ObjectiveName, is_preference
+from verify.objective import OBJECTIVE_NAMES, PREFERENCE_NAMES, REWARD_MODEL, ObjectiveName
 
 DEFAULT_OBJECTIVES: tuple[ObjectiveName, ...] = ("sigmoid", "sft-token-mean", "sft-example-mean")
 DEFAULT_REFERENCES: tuple[ReferenceName, ...] = ("adapters-off",)
-OPTIONAL_METHODS = ("supports", "supports_gradients", "loss", "packed_rows")
+OPTIONAL_METHODS = ("supports", "supports_gradients", "loss", "rewards", "packed_rows")
 
 _LONGEST_MESSAGE = 500
 
@@ -175,6 +177,17 @@ def owns_loss(subject: Subject) -> bool:
     return callable(getattr(subject, "loss", None))
 
 
+def computes_loss(subject: Subject, objective_name: ObjectiveName) -> bool:
+    """Whether the subject's own loss is asked for under an objective: one without another way to it needs to name it.
+
+    Raises:
+        SubjectError: As :func:`objectives_taken`.
+    """
+    if not owns_loss(subject):
+        return False
+    return objective_name != REWARD_MODEL or objective_name in objectives_taken(subject)
+
+
 def support_for(subject: Subject, case: Case, reference: ReferenceName = "adapters-off") -> Support:
     """Whether the subject takes the case: kind, objective and frozen policy, and its ``supports`` does not refuse it.
 
@@ -191,9 +204,13 @@ def support_for(subject: Subject, case: Case, reference: ReferenceName = "adapte
     if case.kind not in takes:
         return Support(False, f"a case of {case.kind}; the subject takes {', '.join(takes)}")
     objectives = objectives_taken(subject)
-    if owns_loss(subject) and case.objective_name not in objectives:
+    if case.objective_name == REWARD_MODEL:
+        if not computes_loss(subject, REWARD_MODEL) and not callable(getattr(subject, "rewards", None)):
+            return Support(False, f"no method rewards, and no loss of its own that names {REWARD_MODEL}")
+    elif owns_loss(subject) and case.objective_name not in objectives:
         return Support(False, f"objective {case.objective_name}; the subject's own loss is {', '.join(objectives)}")
-    if owns_loss(subject) and is_preference(case.objective_name) and reference not in references_taken(subject):
+    is_over_policy = case.objective_name in PREFERENCE_NAMES
+    if owns_loss(subject) and is_over_policy and reference not in references_taken(subject):
         taken = ", ".join(references_taken(subject))
         return Support(False, f"reference {reference}; the subject's own loss takes {taken}")
     return _ask(subject, "supports", case)
@@ -271,6 +288,49 @@ def check_logps(
                 f"{where}: carries no graph, so no LoRA gradient can be compared (detached, or computed under no_grad?)"
             )
     return tuple(logps)
+
+
+def check_rewards(
+    rewards: object, groups: Sequence[PreferenceGroup], *, subject: str, differentiable: bool
+) -> tuple[Tensor, ...]:
+    """Check number, type and shape of the rewards that a subject returned; values are not looked at.
+
+    Args:
+        rewards: What the subject returned: a tensor [completions], or a sequence of scalars.
+        groups: The groups it was given.
+        subject: Name for messages.
+        differentiable: Whether each reward must carry a graph.
+
+    Returns:
+        One scalar tensor per completion.
+
+    Raises:
+        SubjectError: Naming the completion and what would be right.
+    """
+    names = [f"group {g}, completion {i}" for g, group in enumerate(groups) for i, _ in enumerate(group.completions)]
+    if isinstance(rewards, Tensor) and rewards.dim() == 1:
+        rewards = list(rewards.unbind())
+    if not isinstance(rewards, list | tuple):
+        what = f"shape {tuple(rewards.shape)}" if isinstance(rewards, Tensor) else type(rewards).__name__
+        raise SubjectError(
+            f"subject {subject}: rewards returned {what}; "
+            f"it must return a tensor of {len(names)} values, or as many scalars"
+        )
+    if len(rewards) != len(names):
+        raise SubjectError(f"subject {subject}: rewards returned {len(rewards)} values for {len(names)} completions")
+    for reward, name in zip(rewards, names, strict=True):
+        where = f"subject {subject}: reward of {name}"
+        if not isinstance(reward, Tensor):
+            raise SubjectError(f"{where}: {type(reward).__name__}; a scalar tensor is needed")
+        if reward.numel() != 1:
+            raise SubjectError(f"{where}: shape {tuple(reward.shape)}; a scalar is needed")
+        if not reward.is_floating_point():
+            raise SubjectError(f"{where}: dtype {reward.dtype}; a floating point dtype is needed")
+        if differentiable and not reward.requires_grad:
+            raise SubjectError(
+                f"{where}: carries no graph, so no gradient can be compared (detached, or computed under no_grad?)"
+            )
+    return tuple(reward.reshape(()) for reward in rewards)
 
 
 def backward_done(output: object, subject: str) -> bool:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from verify.precision import rounds_in
+
 PositiveFloat = Annotated[float, Field(gt=0, le=20, allow_inf_nan=False)]
 Rationale = Annotated[str, Field(min_length=20)]
 
@@ -62,8 +64,8 @@ class PlausiblePolicy(_Section):
     rationale: Rationale
 
     def for_dtype(self, dtype_name: str) -> PlausibleErrors:
-        """The bounds of one dtype."""
-        bounds: PlausibleErrors = getattr(self, dtype_name)
+        """The bounds of what a run computes in."""
+        bounds: PlausibleErrors = getattr(self, rounds_in(dtype_name))
         return bounds
 
 

@@ -81,6 +81,9 @@ def _out_of_bounds(form: str, comparisons: Sequence[Comparison], bounds: Plausib
         "ref_per_token_logps": bounds.per_token_logps_rms,
         "gradients": bounds.gradients_rms,
     }
+    if not any(comparison.quantity == "per_token_logps" for comparison in comparisons):
+        # A reward is a number of about 1 from the same hidden states, a log-prob one of more.
+        limits["rewards"] = bounds.per_token_logps_rms
     for comparison in comparisons:
         limit = limits.get(comparison.quantity)
         if limit is not None and not comparison.rms <= limit:

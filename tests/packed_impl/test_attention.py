@@ -64,6 +64,26 @@ def test_leaving_an_inner_context_keeps_the_outer_one(tiny_model: Build) -> None
     assert "packed-split" not in AttentionInterface._global_mapping
 
 
+def test_an_implementation_that_was_changed_in_between_is_the_one_restored(tiny_model: Build) -> None:
+    model = tiny_model()
+    config = causal_lm(model).config
+    for before in ("sdpa", "eager"):
+        causal_lm(model).set_attn_implementation(before)
+        with attention_implementation(model, "split"):
+            assert config._attn_implementation == "packed-split"
+        assert config._attn_implementation == before
+
+
+def test_a_model_put_into_another_one_later_is_switched_too(tiny_model: Build) -> None:
+    model, other = tiny_model(), causal_lm(tiny_model())
+    with attention_implementation(model, "split"):
+        assert other.config._attn_implementation == "sdpa"
+    causal_lm(model).model.layers[1].tower = other
+    with attention_implementation(model, "split"):
+        assert other.config._attn_implementation == "packed-split"
+    assert other.config._attn_implementation == "sdpa"
+
+
 def test_importing_registers_nothing() -> None:
     assert not [name for name in registered() if "packed" in name]
 

@@ -129,7 +129,7 @@ def test_flex_needs_a_block_mask() -> None:
         flex_attention_forward(torch.nn.Identity(), x, x, x, None, scaling=1.0)
 
 
-def test_flex_refuses_the_mixed_dtypes_that_autocast_leaves() -> None:
+def test_flex_refuses_mixed_dtypes_where_no_autocast_says_which_to_take() -> None:
     x = torch.zeros(1, 1, 2, 8)
     mask = block_mask([Forest.of([2], [None])], CPU)
     with pytest.raises(ValueError, match=r"mixed dtypes .*value torch\.bfloat16"):

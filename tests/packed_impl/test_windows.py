@@ -176,6 +176,26 @@ def changed(model: nn.Module, **settings: object) -> nn.Module:
     return model
 
 
+def test_windows_are_read_anew_each_time(tiny_model: Build) -> None:
+    """Neither a config that is written to nor one that is exchanged is taken for the one of the call before."""
+    model = causal_lm(tiny_model(family="mistral", sliding_window=5))
+    assert layer_windows(model).by_type == {"sliding_attention": 5}
+    model.config.sliding_window = 3
+    assert layer_windows(model).by_type == {"sliding_attention": 3}
+    model.config = model.model.config = type(model.config)(sliding_window=None)
+    assert layer_windows(model).by_type == {"full_attention": None}
+
+
+def test_a_model_put_into_another_one_later_is_seen(tiny_model: Build) -> None:
+    model = causal_lm(tiny_model(family="llama"))
+    assert layer_windows(model).by_type == {"full_attention": None}
+    model.model.layers[1].tower = causal_lm(tiny_model(family="mistral", sliding_window=5))
+    with pytest.raises(ValueError, match="beside the text layers packed rows need full attention"):
+        layer_windows(model)
+    del model.model.layers[1].tower
+    assert layer_windows(model).by_type == {"full_attention": None}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("family", "settings", "message"),

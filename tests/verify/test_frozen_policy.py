@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from packed_impl.reference_policy import REFERENCE_POLICIES
 from reference_impl.ref_policy import RefPolicyName
 from verify.cases import Case
+from verify.checks.normalisation import NORMALISATION
+from verify.checks.run import run_exact_checks
 from verify.frozen_policy import REFERENCE_NAMES, CachedLogps, FrozenAdapter, SeparateModel
 from verify.gate import GateOutcome
 from verify.groups import PreferenceGroup
@@ -18,8 +21,10 @@ from verify.model_holder import ModelHolder
 from verify.models.adapters import adapter_active
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
+from verify.objective import PREFERENCE_NAMES, Preference, objective_named
 from verify.subject import Subject
-from verify.subjects.selection import BUILT_IN
+from verify.subjects.selection import BUILT_IN, select_subject
+from verify.tolerance import Policy
 from verify.verdict import Verdict
 
 OTHERS = REFERENCE_NAMES[1:]
@@ -65,6 +70,19 @@ def test_a_loss_that_does_not_say_so_is_not_judged_under_another_frozen_policy(
     assert result.reasons == (f"reference {reference}; the subject's own loss takes adapters-off",)
 
 
+@pytest.mark.parametrize("reference", REFERENCE_NAMES)
+def test_the_reference_pass_of_the_documentation_passes(
+    gate: Callable[..., GateOutcome], two_pairs_case: Case, tmp_path: Path, reference
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-subject.md").read_text()
+    (method,) = (block.removeprefix("python\n") for block in page.split("```") if "def reference(" in block)
+    others = Path(__file__).with_name("third_party_subjects.py").read_text()
+    file = tmp_path / f"documented_{reference.replace('-', '_')}.py"
+    file.write_text(f'{others}\n\nclass Documented(AnyReference):\n    name = "documented"\n\n{method}')
+    (result,) = gate([select_subject(f"{file}:Documented")], [two_pairs_case], model=request(reference)).results
+    assert result.verdict is Verdict.PASS
+
+
 def test_values_of_other_groups_fail(
     gate: Callable[..., GateOutcome], two_pairs_case: Case, third_party: Callable[[str], Subject]
 ) -> None:
@@ -82,6 +100,59 @@ def test_a_separate_model_that_is_trained_is_an_error(
     assert wrong.verdict is Verdict.ERROR
     assert "trains-the-reference changed the separate model of the reference: weights differ" in wrong.reasons[0]
     assert after.verdict is Verdict.PASS
+
+
+def test_a_separate_model_left_in_training_mode_is_put_back_and_named(
+    gate: Callable[..., GateOutcome], short_case: Case, third_party: Callable[[str], Subject]
+) -> None:
+    wrong = third_party("LeavesTheReferenceInTraining")
+    (note,) = gate([wrong, BUILT_IN["dense-sdpa"]], [short_case], model=request("separate-model")).notes
+    assert note.startswith(
+        f"subject {wrong.name} left the model changed, which was put back: of the separate model mode"
+    )
+
+
+def exact_checks(subjects: list[Subject], holder: ModelHolder, policy: Policy) -> dict[str, Verdict]:
+    findings = run_exact_checks(
+        subjects,
+        (NORMALISATION,),
+        holder,
+        dtype="float32",
+        objective=holder.with_reference(Preference(beta=0.3)),
+        policy=policy,
+        seed=0,
+        begin=lambda subject: None,
+    )
+    return {finding.subject: finding.verdict for finding in findings if finding.case == "uneven-groups"}
+
+
+def test_exact_checks_ask_a_loss_for_no_frozen_policy_that_it_does_not_take(
+    third_party: Callable[[str], Subject], policy: Policy
+) -> None:
+    subjects = [third_party("OwnLoss"), third_party("AnyReference")]
+    found = exact_checks(subjects, ModelHolder(request("frozen-adapter"), "float32"), policy)
+    assert found == {"own-loss": Verdict.NOT_APPLICABLE, "any-reference": Verdict.PASS}
+
+
+def test_a_gradient_of_the_frozen_adapter_fails_in_exact_checks(
+    third_party: Callable[[str], Subject], policy: Policy
+) -> None:
+    found = exact_checks([third_party("ForgetsNoGrad")], ModelHolder(request("frozen-adapter"), "float32"), policy)
+    assert found == {"forgets-no-grad": Verdict.FAIL}
+
+
+def test_a_separate_model_changed_in_exact_checks_is_an_error_and_nobody_elses(
+    third_party: Callable[[str], Subject], policy: Policy
+) -> None:
+    subjects = [third_party("TrainsTheReferenceLater"), third_party("AnyReference")]
+    found = exact_checks(subjects, ModelHolder(request("separate-model"), "float32"), policy)
+    assert found == {"trains-the-reference-later": Verdict.ERROR, "any-reference": Verdict.PASS}
+
+
+def test_every_preference_objective_of_a_run_has_its_frozen_policy() -> None:
+    run = Preference(beta=0.3, reference=FrozenAdapter("reference"))
+    named = [objective_named(name, run) for name in PREFERENCE_NAMES]
+    assert all(isinstance(objective, Preference) and objective.reference is run.reference for objective in named)
 
 
 def logits(model: Any) -> torch.Tensor:

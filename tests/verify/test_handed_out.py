@@ -6,9 +6,11 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
 
 from verify.cases import Case
 from verify.default_cases.tiny import tiny_cases
+from verify.frozen_policy import CachedLogps, FrozenAdapter, SeparateModel
 from verify.frozen_subject import frozen
 from verify.gate import GateRequest, run_gate
 from verify.groups import PreferenceGroup
@@ -91,6 +93,37 @@ def test_a_changed_objective_is_seen() -> None:
     with pytest.raises(SubjectError, match="changed the objective"):
         frozen(Spoiler()).loss(None, CASE.groups, objective)  # type: ignore[attr-defined]
     assert objective.beta == 0.1
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "value"),
+    [
+        (FrozenAdapter("reference"), "adapter", "default"),
+        (SeparateModel("another model"), "model", "the policy"),
+        (CachedLogps(lambda groups: []), "compute", print),
+    ],
+)
+def test_a_changed_frozen_policy_is_seen(reference: Any, name: str, value: object) -> None:
+    class Redirects(Spoiler):
+        def loss(self, model: Any, groups: Any, objective: Any) -> Any:
+            object.__setattr__(objective.reference, name, value)
+
+    before = getattr(reference, name)
+    with pytest.raises(SubjectError, match="changed the objective"):
+        frozen(Redirects()).loss(None, CASE.groups, Preference(reference=reference))  # type: ignore[attr-defined]
+    assert getattr(reference, name) is before
+
+
+def test_what_a_subject_writes_into_cached_log_probs_stays_with_it() -> None:
+    class Writes(Spoiler):
+        def loss(self, model: Any, groups: Any, objective: Any) -> Any:
+            objective.reference.look_up(groups)
+            for values in objective.reference.known.values():
+                values.zero_()
+
+    reference = CachedLogps(lambda groups: [torch.ones(len(ids)) for group in groups for ids in group.completions])
+    frozen(Writes()).loss(None, CASE.groups, Preference(reference=reference))  # type: ignore[attr-defined]
+    assert all(bool(values.all()) for values in reference.look_up(CASE.groups))
 
 
 def test_a_case_changed_while_it_is_asked_about_is_seen() -> None:

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from verify.models.request import ModelRequest, build_model
-from verify.module_walk import named_modules, named_parameters
+from verify.module_walk import modules_of, named_modules, named_parameters
 
 
 @pytest.fixture(params=["model", "shared-and-empty"])
@@ -28,6 +28,17 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 def test_modules_come_in_the_order_of_named_modules_each_once(model: Any) -> None:
     assert named_modules(model) == list(model.named_modules())
+
+
+def test_modules_without_names_are_the_same_ones_each_once(model: Any) -> None:
+    assert sorted(map(id, modules_of(model))) == sorted(map(id, model.modules()))
+
+
+def test_the_next_walk_sees_what_was_exchanged() -> None:
+    root = nn.Sequential(nn.Sequential(nn.ReLU()))
+    assert set(modules_of(root)) == {root, root[0], root[0][0]}
+    root[0][0] = nn.Tanh()
+    assert set(modules_of(root)) == {root, root[0], root[0][0]}
 
 
 def test_parameters_come_in_the_order_of_named_parameters_each_once(model: Any) -> None:

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 from packed_impl.attention import BACKENDS
-from verify.models.request import DTYPES
-from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, DTYPE_NAMES, VARIATION_NAMES
+from verify.models.dtypes import DTYPES
+from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, VARIATION_NAMES
+from verify.precision import DTYPE_NAMES
 from verify.subjects.pairwise import VARIATIONS
 from verify.subjects.selection import BUILT_IN
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 import verify
-from verify.models.request import DTYPES
+from verify.models.dtypes import DTYPES
 from verify.tolerance import PolicyError, load_policy
 
 DEFAULT = (Path(verify.__file__).parent / "policy.toml").read_text(encoding="utf-8")

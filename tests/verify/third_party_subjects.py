@@ -186,6 +186,45 @@ class TrainsTheReference(AnyReference):
         return found
 
 
+class ForgetsNoGrad(AnyReference):
+    """Lets the frozen adapter be trained, as PEFT's switch does, and computes its pass with a graph."""
+
+    name = "forgets-no-grad"
+
+    def reference(self, model, groups, frozen):
+        model.set_adapter(frozen.adapter)
+        refs = self.per_token_logps(model, groups)
+        model.set_adapter("default")
+        for name, parameter in model.named_parameters():
+            if f".{frozen.adapter}." in name:
+                parameter.requires_grad_(True)
+        return refs
+
+
+class TrainsTheReferenceLater(TrainsTheReference):
+    """Not in its first call."""
+
+    name = "trains-the-reference-later"
+    calls = 0
+
+    def reference(self, model, groups, frozen):
+        self.calls += 1
+        return super().reference(model, groups, frozen) if self.calls > 1 else self.first(model, groups, frozen)
+
+    def first(self, model, groups, frozen):
+        return AnyReference.reference(self, model, groups, frozen)
+
+
+class LeavesTheReferenceInTraining(AnyReference):
+    """Sets the separate model to training mode."""
+
+    name = "leaves-the-reference-in-training"
+
+    def reference(self, model, groups, frozen):
+        frozen.model.train()
+        return super().reference(model, groups, frozen)
+
+
 # Wrong in the layout.
 
 

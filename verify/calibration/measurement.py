@@ -15,6 +15,7 @@ from verify.calibration.kinds import DrawnKind
 from verify.faults.catalogue import FAULTS
 from verify.gate import Result, run_gate
 from verify.judgement import Judgement
+from verify.objective import preference_beside
 from verify.threads import torch_threads
 from verify.tolerance import Policy
 from verify.verdict import Verdict
@@ -163,7 +164,7 @@ def _fault_extremes(batch: Batch, results: Sequence[Result]) -> list[ExtremeReco
 def _extreme(batch: Batch, result: Result) -> ExtremeRecord:
     measured = _measured(result)
     worst = max(measured, key=_ratio) if measured else None
-    objective = batch.request.objective
+    objective = preference_beside(batch.request.objective)
     shapes: Mapping[str, str] = {case.name: case.why for case in batch.request.cases}
     return ExtremeRecord(
         ratio=ratio_of_result(result),

@@ -24,7 +24,7 @@ from verify.calibration.shapes import hypothesis_version
 from verify.calibration.summary import RunFacts, summarise
 from verify.environment import read_environment
 from verify.gate import Progress
-from verify.models.request import DTYPES
+from verify.models.dtypes import DTYPES
 from verify.tolerance import Policy, load_policy
 
 _DETERMINING = ("packparity", "torch", "transformers", "peft", "numpy")

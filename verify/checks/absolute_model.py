@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
 from verify.models.configs import named_config
+from verify.models.dtypes import dtype_of_weights
 from verify.models.lora import LoraSpec, add_lora, rounded_normal
 from verify.models.random_weights import build_random
-from verify.models.request import DTYPES
 
 _NUM_POSITIONS = 1024
 _NUM_LAYERS = 1
@@ -62,8 +62,8 @@ def absolute_model(dtype: str, seed: int) -> Any:
     Returns:
         A PEFT-wrapped causal LM in eval mode, as the model of a run.
     """
-    base = build_random(named_config("tiny"), num_layers=_NUM_LAYERS, dtype=DTYPES[dtype], seed=seed)
-    positioned = _PositionedModel(base.config).to(DTYPES[dtype])
+    base = build_random(named_config("tiny"), num_layers=_NUM_LAYERS, dtype=dtype_of_weights(dtype), seed=seed)
+    positioned = _PositionedModel(base.config).to(dtype_of_weights(dtype))
     positioned.load_state_dict(base.model.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -16,9 +16,18 @@ from verify.checks.training_yardsticks import TrainingYardsticks
 from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
-from verify.objective import Objective, Preference, Sft, objective_named
+from verify.objective import REWARD_MODEL, Objective, Preference, RewardModel, RunObjective, Sft, objective_named
 from verify.observation import lora_gradients, supervised_logps, to_float64
-from verify.subject import Subject, SubjectError, backward_done, check_logps, check_loss, said_by
+from verify.subject import (
+    Subject,
+    SubjectError,
+    backward_done,
+    check_logps,
+    check_loss,
+    check_rewards,
+    computes_loss,
+    said_by,
+)
 from verify.tolerance import Policy
 
 Groups = tuple[PreferenceGroup, ...]
@@ -40,7 +49,7 @@ class Setting:
     """
 
     dtype: str
-    objective: Preference
+    objective: RunObjective
     policy: Policy
     seed: int
     cases: CheckCases
@@ -56,8 +65,8 @@ class OwnLoss:
         loss: In nats.
         rewards: One per completion; none under SFT.
         logps: Log-probs of all tokens, one vector per completion; None where they did not come with the loss.
-        refs: The same of the reference; None under SFT.
-        epsilon: Of the narrowest dtype among float32 and those of the log-probs.
+        refs: The same of the reference; None without one.
+        epsilon: Of the narrowest dtype among float32 and those of the log-probs, or of a reward model's rewards.
         gradients: Of every LoRA tensor; None where they were not asked for.
         fed: Token ids that passed the embedding, one tensor for each of its calls.
     """
@@ -118,6 +127,23 @@ class Bench:
         checked = check_logps(logps, groups, subject=self.subject.name, differentiable=False)
         return supervised_logps(tuple(map(to_float64, checked)), groups)
 
+    def rewards(self, groups: Groups) -> Tensor:
+        """Rewards of every completion by a reward model, float64 on the CPU; each input is run once.
+
+        Raises:
+            SubjectError: The subject raised, or what it returned is no rewards.
+        """
+        return self.once(("rewards", groups), lambda: self.run_rewards(groups))
+
+    def run_rewards(self, groups: Groups, *, seeded: bool = True) -> Tensor:
+        """The same, run now, by the subject's own loss where it has one of reward models."""
+        if computes_loss(self.subject, REWARD_MODEL):
+            return self.run_own_loss(groups, RewardModel(), seeded=seeded).rewards
+        with torch.no_grad():
+            rewards = self.call(lambda: self.subject.rewards(self.model, groups), seeded=seeded)  # type: ignore[attr-defined]
+        checked = check_rewards(rewards, groups, subject=self.subject.name, differentiable=False)
+        return to_float64(torch.stack(checked))
+
     def fed(self, groups: Groups) -> tuple[Tensor, ...]:
         """Token ids that passed the embedding for log-probs of these groups, one tensor for each of its calls."""
         self.logps(groups)
@@ -134,12 +160,14 @@ class Bench:
             known = self._losses[groups, objective] = self.run_own_loss(groups, objective, gradients=gradients)
         return known
 
-    def run_own_loss(self, groups: Groups, objective: Objective, *, gradients: bool = False) -> OwnLoss:
+    def run_own_loss(
+        self, groups: Groups, objective: Objective, *, gradients: bool = False, seeded: bool = True
+    ) -> OwnLoss:
         """The same, run now."""
         name, is_sft = self.subject.name, isinstance(objective, Sft)
         with torch.set_grad_enabled(gradients):
             with embedded_ids(self.model) as fed:
-                output = self.call(lambda: self.subject.loss(self.model, groups, objective))  # type: ignore[attr-defined]
+                output = self.call(lambda: self.subject.loss(self.model, groups, objective), seeded=seeded)  # type: ignore[attr-defined]
             num_rewards = 0 if is_sft else sum(len(group.completions) for group in groups)
             loss, rewards = check_loss(output, subject=name, num_completions=num_rewards, differentiable=gradients)
             done = backward_done(output, name)
@@ -149,13 +177,15 @@ class Bench:
         if gradients or done:
             self.drop_gradients()
         given = [
-            getattr(output, "per_token_logps", None),
-            None if is_sft else getattr(output, "ref_per_token_logps", None),
+            None if isinstance(objective, RewardModel) else getattr(output, "per_token_logps", None),
+            getattr(output, "ref_per_token_logps", None) if isinstance(objective, Preference) else None,
         ]
         checked = [
             None if part is None else check_logps(part, groups, subject=name, differentiable=False) for part in given
         ]
         dtypes = {torch.float32, *(logp.dtype for part in checked if part is not None for logp in part)}
+        if isinstance(objective, RewardModel):  # what its loss is computed from
+            dtypes |= {reward.dtype for reward in output.rewards if isinstance(reward, Tensor)}
         logps, refs = (None if part is None else tuple(map(to_float64, part)) for part in checked)
         return OwnLoss(
             loss=float(loss.detach()),

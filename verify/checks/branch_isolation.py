@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from verify.cases import Case
 from verify.checks.bench import Bench, Groups
 from verify.checks.check import ExactCheck, Measured
+from verify.checks.of_rewards import hold_rewards_against_rewritings
 from verify.checks.places import completion_words, holders
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
 
 
 def _measure(bench: Bench, case: Case) -> Measured:
-    return hold_against_rewritings(bench, case, [*_responses(case.groups), *_shared_turns(case.groups)])
+    return hold_against_rewritings(bench, case, _rewritings(case))
+
+
+def _of_rewards(bench: Bench, case: Case) -> Measured:
+    return hold_rewards_against_rewritings(bench, case, _rewritings(case))
+
+
+def _rewritings(case: Case) -> list[Rewriting]:
+    return [*_responses(case.groups), *_shared_turns(case.groups)]
 
 
 def _responses(groups: Groups) -> Iterator[Rewriting]:
@@ -51,7 +60,8 @@ BRANCH_ISOLATION = ExactCheck(
     claims=(
         "Rewriting the own tokens of one response of every group at equal lengths leaves the log-probs of all others "
         "bit-identical; the later log-probs of what was rewritten change. Rewriting a turn that several responses "
-        "share, in all of them, changes what comes after it in each, and nothing else."
+        "share, in all of them, changes what comes after it in each, and nothing else. Of a reward model: the rewards "
+        "of all others are bit-identical, and those of what was rewritten change."
     ),
     cannot_see=(
         "Dependence on lengths; on the response of the same number in another group (group-isolation sees that); "
@@ -59,4 +69,5 @@ BRANCH_ISOLATION = ExactCheck(
     ),
     cases=("distinct-tokens", "distinct-turns"),
     measure=_measure,
+    of_rewards=_of_rewards,
 )

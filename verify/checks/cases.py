@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal
+from typing import Literal, get_args
 
 from verify.cases import Case, under
 from verify.groups import PreferenceGroup, TokenIds
-from verify.objective import ObjectiveName, PreferenceName
+from verify.objective import REWARD_MODEL, ComparingName, ObjectiveName
 
 CaseName = Literal[
     "distinct-tokens",
@@ -52,15 +52,24 @@ class CheckCases:
 
     by_name: Mapping[CaseName, Case]
     other_token: Mapping[str, Mapping[int, int]]
+    elsewhere: frozenset[CaseName] = frozenset()
+
+    def on(self, *, reward_model: bool) -> CheckCases:
+        """Those that are run on a reward model, or the others, which are run on the causal LM."""
+        kept = {
+            name: case for name, case in self.by_name.items() if (case.objective_name == REWARD_MODEL) is reward_model
+        }
+        others = get_args(CaseName) if reward_model else self.by_name
+        return replace(self, by_name=kept, elsewhere=frozenset(others) - kept.keys())
 
 
-def check_cases(vocab_size: int, seed: int, preference: PreferenceName = "sigmoid") -> CheckCases:
+def check_cases(vocab_size: int, seed: int, objective: ComparingName = "sigmoid") -> CheckCases:
     """Draw the cases.
 
     Args:
         vocab_size: Token ids are drawn from [0, vocab_size).
         seed: Seed of the token ids.
-        preference: The objective of cases with rejected responses.
+        objective: The objective of cases with rejected responses.
 
     Returns:
         All cases; without those of distinct tokens for which the vocabulary has too few.
@@ -119,7 +128,7 @@ def check_cases(vocab_size: int, seed: int, preference: PreferenceName = "sigmoi
             why="a tree in which a segment has five above it, no two tokens alike but where all before them is shared",
             groups=_deep(_taking(rng.sample(range(_RESERVED, vocab_size), needed))),
         )
-    return CheckCases({name: under(case, preference) for name, case in by_name.items()}, other_token)
+    return CheckCases({name: under(case, objective) for name, case in by_name.items()}, other_token)
 
 
 def rewrite(

@@ -68,6 +68,8 @@ class ExactCheck:
         cases: The cases that it is run on, each for itself.
         measure: Puts the check to the subject of a bench on one case. Raises NotApplicableError where it cannot be,
             SubjectError where the subject breaks its contract.
+        of_rewards: Puts it to the rewards of a reward model, on cases of that objective; None where it is about
+            something that a reward model has not.
     """
 
     name: ExactCheckName
@@ -75,6 +77,7 @@ class ExactCheck:
     cannot_see: str
     cases: tuple[CaseName, ...]
     measure: Callable[[Bench, Case], Measured]
+    of_rewards: Callable[[Bench, Case], Measured] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

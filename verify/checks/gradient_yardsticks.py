@@ -17,7 +17,7 @@ from verify.comparison import Comparison, Quantity, compare_observations
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
-from verify.objective import Objective, Preference
+from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.observation import Observation, observe
 from verify.preference_budget import coefficient_noise, loss_budget, reward_budgets
 from verify.subjects.oracle import apply_objective
@@ -134,7 +134,9 @@ def _loss_budget(
     case: Case, expected: Observation, objective: Objective, noise: NoiseFloor, dtype: str, policy: Policy
 ) -> float:
     logps = logps_budget("rms", "per_token_logps", torch.cat(expected.per_token_logps), case, noise, dtype, policy)
-    if not isinstance(objective, Preference):
+    if isinstance(objective, RewardModel):
+        raise ValueError(f"case {case.name}: a reward model has no log-probs, of which this budget is made")
+    if isinstance(objective, Sft):
         return sft_loss_budget(objective, expected, logps_rms=logps)
     refs = torch.cat(expected.ref_per_token_logps)
     ref_rms = logps_budget("rms", "ref_per_token_logps", refs, case, noise, dtype, policy)

@@ -41,16 +41,17 @@ def write_weights(model: Any, weights: Weights) -> None:
 
 
 @contextmanager
-def weights_kept(model: Any) -> Iterator[None]:
+def weights_kept(model: Any, weights: Weights | None = None) -> Iterator[None]:
     """Let the LoRA tensors of a model be changed; on leaving, they have the bits that they had.
 
     Args:
         model: The model.
+        weights: What they are; read here if None, of the parameters that require grad now.
 
     Yields:
         Nothing.
     """
-    before = read_weights(model)
+    before = read_weights(model) if weights is None else weights
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ import torch
 from verify.cases import Case
 from verify.checks.bench import Bench, OwnLoss
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
+from verify.checks.gradient_distance import Distance
 from verify.checks.shares import weight_of
 from verify.checks.yardsticks import measured
 from verify.subject import gradient_support, owns_loss
@@ -43,27 +44,23 @@ def _measure(bench: Bench, case: Case) -> Measured:
         (i, j): weight_of(case.objective_name, case.groups[i:j]) / weight_of(case.objective_name, case.groups)
         for i, j in steps
     }
-    differences = [
-        (f"the loss of {_sizes(split)}", _loss_difference(split, steps, shares, whole), budgets.loss)
+    found = [
+        Distance(f"the loss of {_sizes(split)}", _loss_difference(split, steps, shares, whole), budgets.loss)
         for split in _splits(num_groups)
     ]
     if differentiable:
-        differences += [
-            (f"the gradient of {name} of {_sizes(one_off)}", difference, budgets.gradients[name])
+        found += [  # a tensor without a budget is none that is trained
+            Distance(f"the gradient of {name} of {_sizes(one_off)}", difference, budgets.gradients.get(name, 0.0))
             for name, difference in _gradient_differences(one_off, steps, shares, whole)
         ]
-    what, largest, budget = max(differences, key=lambda item: _nan_first(item[1] / item[2]))
-    differing = sum(not difference <= budget for _, difference, budget in differences)  # NaN never equals
+    worst = max(found, key=lambda distance: distance.ratio)
+    differing = sum(not distance.difference <= distance.budget for distance in found)  # NaN never equals
     return Measured(
-        num_compared=len(differences),
+        num_compared=len(found),
         num_differing=differing,
-        worst=f"{what} groups in turn is {largest:.3g} from that of all at once" if differing else "",
-        ratio=largest / budget,
+        worst=f"{worst.what} groups in turn is {worst.difference:.3g} from that of all at once" if differing else "",
+        ratio=worst.ratio,
     )
-
-
-def _nan_first(ratio: float) -> float:
-    return math.inf if math.isnan(ratio) else ratio
 
 
 def _sizes(split: tuple[Range, ...]) -> str:

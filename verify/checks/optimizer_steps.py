@@ -28,7 +28,7 @@ def _measure(bench: Bench, case: Case) -> Measured:
         raise NotApplicableError(support.reason)
     trajectory = measured(bench.setting.training.trajectories.get(case.name))
     found: list[Distance] = []
-    with weights_kept(bench.model):
+    with weights_kept(bench.model, trajectory.steps[0].weights):
         for number, step in enumerate(trajectory.steps):
             write_weights(bench.model, step.weights)
             actual = accumulated(bench, step.micro_batches, bench.objective_of(case))

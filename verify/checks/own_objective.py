@@ -10,6 +10,7 @@ from torch import Tensor
 from verify.cases import Case
 from verify.checks.bench import Bench
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
+from verify.checks.of_rewards import loss_of_its_rewards
 from verify.checks.places import completion_words
 from verify.groups import PreferenceGroup
 from verify.objective import Preference, objective_named
@@ -149,7 +150,8 @@ OWN_OBJECTIVE = ExactCheck(
         "is that of their margins (of a group of m + n the mean over its m n pairs); under SFT the loss is the mean of "
         "-log p over exactly the supervised tokens, by tokens or by examples as the objective says. All but for the "
         "rounding of sums: in float32, or in the dtype of the log-probs where that is a narrower one. It is as sharp "
-        "in a bfloat16 model: nothing that the model rounds is in it."
+        "in a bfloat16 model: nothing that the model rounds is in it. The loss of a reward model is the Bradley-Terry "
+        "loss of the rewards returned with it, but for rounding in float32 or in their dtype."
     ),
     cannot_see=(
         "Wrong log-probs; gradients; subjects that compute no loss of their own, or return no log-probs with it. Sums "
@@ -165,4 +167,5 @@ OWN_OBJECTIVE = ExactCheck(
         "one-conversation",
     ),
     measure=_measure,
+    of_rewards=loss_of_its_rewards,
 )

@@ -19,6 +19,7 @@ from verify.checks.own_objective import reward_budgets
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
 from verify.checks.yardsticks import measured
 from verify.frozen_policy import CachedLogps
+from verify.objective import preference_beside
 from verify.observation import reference_logps, supervised_logps, to_float64
 from verify.subject import check_logps, owns_loss
 from verify.subjects.pairwise import WITNESS
@@ -43,7 +44,7 @@ def hold_reference_against_rewriting(bench: Bench, case: Case, rewriting: Rewrit
 
 
 def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
-    objective = bench.setting.objective
+    objective = preference_beside(bench.setting.objective)
 
     def of_frozen_policy(groups: Groups) -> Tensor:
         if isinstance(objective.reference, CachedLogps):  # the runner looks them up, whatever the subject
@@ -64,14 +65,17 @@ def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
 
 def unpacked_reference(bench: Bench, groups: Groups) -> tuple[Tensor, ...]:
     """The frozen policy's log-probs by the unpacked path, float64."""
-    logps = reference_logps(WITNESS, bench.model, groups, bench.setting.objective.reference)
+    logps = reference_logps(WITNESS, bench.model, groups, preference_beside(bench.setting.objective).reference)
     checked = check_logps(logps, groups, subject=WITNESS.name, differentiable=False)
     return supervised_logps(tuple(map(to_float64, checked)), groups)
 
 
 def _hold_rewards(bench: Bench, case: Case, groups: Groups, rewriting: Rewriting, rewards: Tensor) -> Measured:
     """Reference sums that follow from rewards, against those of the unpacked path on the same, rewritten groups."""
-    objective, token_budget = bench.setting.objective, measured(bench.setting.yardsticks.token_budgets.get(case.name))
+    objective, token_budget = (
+        preference_beside(bench.setting.objective),
+        measured(bench.setting.yardsticks.token_budgets.get(case.name)),
+    )
     logps = bench.logps(groups)
     refs = unpacked_reference(bench, groups)
     epsilon = max(float(torch.finfo(dtype).eps) for dtype in (torch.float32, bench.model.dtype))

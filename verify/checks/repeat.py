@@ -7,6 +7,7 @@ import math
 from verify.cases import Case
 from verify.checks.bench import Bench, flat
 from verify.checks.check import ExactCheck, Measured
+from verify.checks.of_rewards import same_rewards_again
 from verify.checks.yardsticks import measured
 from verify.comparison import token_place
 
@@ -31,8 +32,12 @@ def _measure(bench: Bench, case: Case) -> Measured:
 
 REPEAT = ExactCheck(
     name="repeat",
-    claims="The same call twice gives the same log-probs: bit-identical on a CPU, within rounding elsewhere.",
+    claims=(
+        "The same call twice gives the same log-probs: bit-identical on a CPU, within rounding elsewhere. Of a reward "
+        "model: the same rewards, on a CPU."
+    ),
     cannot_see="Gradients; what differs from one process to the next.",
     cases=("distinct-tokens",),
     measure=_measure,
+    of_rewards=same_rewards_again,
 )

@@ -47,4 +47,5 @@ ROW_MAP = ExactCheck(
         "long-rows",
     ),
     measure=_measure,
+    of_rewards=_measure,
 )

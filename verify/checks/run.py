@@ -10,13 +10,13 @@ from verify.cases import Case
 from verify.checks.bench import Bench, Setting
 from verify.checks.cases import CaseName, check_cases
 from verify.checks.check import ExactCheck, Finding, Measured, NotApplicableError
-from verify.checks.training_yardsticks import measure_training
-from verify.checks.yardsticks import measure_yardsticks
+from verify.checks.training_yardsticks import TrainingYardsticks, measure_training
+from verify.checks.yardsticks import Yardsticks, measure_yardsticks
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, restored_model
 from verify.models.vision import num_text_tokens
-from verify.objective import Preference
+from verify.objective import REWARD_MODEL, RunObjective, preference_beside
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.tolerance import Policy
@@ -29,7 +29,7 @@ def run_exact_checks(
     holder: ModelHolder,
     *,
     dtype: str,
-    objective: Preference,
+    objective: RunObjective,
     policy: Policy,
     seed: int,
     begin: Callable[[Subject], None],
@@ -41,7 +41,7 @@ def run_exact_checks(
         checks: The checks.
         holder: Holds the model.
         dtype: Name of the dtype.
-        objective: beta and label smoothing.
+        objective: That of the run.
         policy: Factors and floors.
         seed: Seed of the cases and of the passes.
         begin: Called before each subject.
@@ -66,7 +66,7 @@ def measure_setting(
     holder: ModelHolder,
     *,
     dtype: str,
-    objective: Preference,
+    objective: RunObjective,
     policy: Policy,
     seed: int,
 ) -> Setting:
@@ -76,7 +76,7 @@ def measure_setting(
         checks: The checks that will be run.
         holder: Holds the model.
         dtype: Name of the dtype.
-        objective: beta and label smoothing.
+        objective: That of the run.
         policy: Factors and floors.
         seed: Seed of the cases and of the passes.
 
@@ -88,18 +88,25 @@ def measure_setting(
         StructureError: It cannot be compared.
     """
     num_tokens = num_text_tokens(holder.model.config, int(holder.model.get_input_embeddings().num_embeddings))
-    cases = check_cases(num_tokens, seed, objective.name)
-    yardsticks = measure_yardsticks(
-        holder.model,
-        holder.baseline,
-        cases,
-        [check.name for check in checks],
-        dtype=dtype,
-        objective=objective,
-        policy=policy,
-        seed=seed,
-    )
-    training = measure_training(holder.model, cases, checks, dtype=dtype, objective=objective, policy=policy, seed=seed)
+    every = check_cases(num_tokens, seed, objective.name)
+    cases, preference = every.on(reward_model=holder.is_reward_model), preference_beside(objective)
+    if holder.is_reward_model:  # what is asked of rewards has no budget that the model enters
+        yardsticks = Yardsticks(token_budgets={}, losses={}, absolute={})
+        training = TrainingYardsticks(trajectories={}, under_dropout={})
+    else:
+        yardsticks = measure_yardsticks(
+            holder.model,
+            holder.baseline,
+            cases,
+            [check.name for check in checks],
+            dtype=dtype,
+            objective=preference,
+            policy=policy,
+            seed=seed,
+        )
+        training = measure_training(
+            holder.model, cases, checks, dtype=dtype, objective=preference, policy=policy, seed=seed
+        )
     return Setting(
         dtype=dtype,
         objective=objective,
@@ -123,20 +130,23 @@ def run_checks(
         holder: Holds the model; it is as before afterwards, or new.
 
     Returns:
-        One finding for each check and case, in order.
+        One finding for each check and each of its cases that is run on this model, in order.
     """
-    wanted = [(check, name) for check in checks for name in check.cases]
+    wanted = [(check, name) for check in checks for name in check.cases if name not in setting.cases.elsewhere]
     refused = {name: _refusal(subject, setting, name) for _, name in wanted}
     if None not in refused.values():
         return tuple(_finding(subject, setting, check, name, refused[name]) for check, name in wanted)
     findings: list[Finding] = []
     try:
         with restored_model(holder.model, subject.name, seed=setting.seed, baseline=holder.baseline):
-            bench = Bench(subject, holder.model, setting)
+            # The frozen policy may have been built again since the setting was measured.
+            now = replace(setting, objective=holder.with_reference(setting.objective))
+            bench = Bench(subject, holder.model, now)
             for check, name in wanted:
                 outcome = refused[name] or _put_to(check, bench, setting.cases.by_name[name])
                 findings.append(_finding(subject, setting, check, name, outcome))
         if not is_built_in(subject):
+            holder.check_other(subject.name)
             holder.check_bits(subject.name)
     except WeightsChangedError as error:
         holder.rebuild()
@@ -154,15 +164,19 @@ def _refusal(subject: Subject, setting: Setting, name: CaseName) -> tuple[Verdic
     if case is None:
         return Verdict.NOT_APPLICABLE, "the vocabulary has too few tokens for a case in which all differ"
     try:
-        support = support_for(subject, case)
+        support = support_for(subject, case, preference_beside(setting.objective).reference.name)
     except SubjectError as error:
         return Verdict.ERROR, str(error)
     return None if support.supported else (Verdict.NOT_APPLICABLE, support.reason)
 
 
 def _put_to(check: ExactCheck, bench: Bench, case: Case) -> _Outcome:
+    of_rewards = case.objective_name == REWARD_MODEL
+    measure = check.of_rewards if of_rewards else check.measure
+    if measure is None:
+        return Verdict.NOT_APPLICABLE, "it is about log-probs, or what is made of them, and a reward model has none"
     try:
-        return check.measure(bench, case)
+        return measure(bench, case)
     except NotApplicableError as error:
         return Verdict.NOT_APPLICABLE, str(error)
     except SubjectError as error:

@@ -23,7 +23,9 @@ from verify.cases import Case
 from verify.checks.bench import Bench
 from verify.checks.check import NotApplicableError
 from verify.checks.packed_rows import check_packed_rows
+from verify.models.dtypes import DTYPES
 from verify.observation import to_float64
+from verify.precision import rounds_in
 from verify.subject import backward_done, check_loss, gradient_support, owns_loss
 
 _ADDS_UP = 0.05
@@ -88,7 +90,7 @@ def _read_targets(bench: Bench, case: Case) -> tuple[CountedTargets, ...]:
         weights = _weights(bench, case)
         if weights is not None:
             times = {token: weight * case.num_completion_tokens for token, weight in weights.items()}
-            rounding = max(_SMALLEST, _EPSILONS * float(torch.finfo(bench.model.dtype).eps))
+            rounding = max(_SMALLEST, _EPSILONS * float(torch.finfo(DTYPES[rounds_in(bench.setting.dtype)]).eps))
             found.append(CountedTargets("the gradient of the loss at the logits", times, rounding))
     packed_rows = getattr(bench.subject, "packed_rows", None)
     if packed_rows is not None:

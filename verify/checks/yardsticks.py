@@ -117,9 +117,11 @@ def measure_yardsticks(
         for case in _present(cases, _ORDERED):
             tokens[case.name] = _token_budget(case, _logps_of_forms(model, case), dtype, policy)
     if "normalisation" in checks:
-        pairs = cases.by_name["uneven-groups"]
-        of_pairs = measure_gradients(model, baseline, pairs, dtype=dtype, objective=objective, policy=policy, seed=seed)
-        losses[pairs.name] = LossYardstick(loss=of_pairs.loss_budget, gradients=of_pairs.gradient_budgets)
+        for pairs in _present(cases, ("uneven-groups",)):
+            of_pairs = measure_gradients(
+                model, baseline, pairs, dtype=dtype, objective=objective, policy=policy, seed=seed
+            )
+            losses[pairs.name] = LossYardstick(loss=of_pairs.loss_budget, gradients=of_pairs.gradient_budgets)
         losses |= _sft_yardsticks(model, _present(cases, _EXAMPLES), dtype, policy)
     if {"absolute-positions", "positions-as-unpacked"} & set(checks):
         absolute = _absolute_yardsticks(next(model.parameters()).device, dtype, policy, seed)
@@ -127,7 +129,7 @@ def measure_yardsticks(
 
 
 def _present(cases: CheckCases, names: Sequence[CaseName]) -> list[Case]:
-    """Those that the vocabulary allows."""
+    """Those that the vocabulary allows and that are run on this model."""
     return [cases.by_name[name] for name in names if name in cases.by_name]
 
 

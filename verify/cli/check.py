@@ -20,12 +20,14 @@ _HELP_MODEL = (
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
 _HELP_OBJECTIVE = (
-    "Preference objective of the cases: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, groupdpo-mpo, "
-    "groupdpo-softmax or groupdpo-all-pairs."
+    "Objective of cases that compare responses: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, "
+    "groupdpo-mpo, groupdpo-softmax or groupdpo-all-pairs; or reward-model (a Bradley-Terry reward model)."
 )
 _HELP_REFERENCE = "The frozen policy: adapters-off, frozen-adapter, separate-model or cached."
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
-_HELP_FULL = "All built-in subjects, and in all dtypes, unless you name some; about five times the default's time."
+_HELP_FULL = (
+    "All built-in subjects, and in all dtypes but autocast, unless you name some; about five times the default's time."
+)
 
 
 def check(
@@ -39,7 +41,9 @@ def check(
     case: Annotated[list[str] | None, typer.Option(help="Only these cases. May be given several times.")] = None,
     subject: Annotated[list[str] | None, typer.Option(help=_HELP_SUBJECT)] = None,
     backend: Annotated[list[str] | None, typer.Option(help="Our subjects of this backend only.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float64, float32 or bfloat16; repeatable.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="float64, float32, bfloat16 or autocast-bfloat16; repeatable.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help=_HELP_FULL)] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="Threads of torch; 1 for the tiny model.", min=1)] = None,
@@ -74,17 +78,17 @@ def check(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from reports.store import check_writable
     from verify.cli import option_checks
-    from verify.objective import preference_of
+    from verify.objective import run_objective
 
     option_checks.check_model(model, layers)
     option_checks.check_subjects(subject or (), backend or ())
-    option_checks.check_dtypes(dtype or ())
+    option_checks.check_dtypes(dtype or (), autocast=True)
     option_checks.check_variations(variation or ())
     option_checks.check_device_name(device)
     option_checks.check_numbers(seed=seed, threads=threads)
     if shrink_seconds is not None and not shrink:
         raise ValueError("--shrink-seconds goes with --shrink")
-    preference_of(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+    run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
     option_checks.check_policy(policy)
     option_checks.check_data_options(
         data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=cases_file

@@ -20,7 +20,8 @@ from verify.default_cases.tiny import tiny_cases
 from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.images import ImageFormat
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX, named_config
-from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, DTYPE_NAMES, VARIATION_NAMES
+from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, VARIATION_NAMES
+from verify.precision import DTYPE_NAMES, PRECISIONS
 from verify.tolerance import load_policy
 
 _LARGEST_SEED = 2**63 - 2
@@ -60,9 +61,9 @@ def check_model(name: str, layers: int | None) -> None:
         named_config(name)
 
 
-def check_dtypes(names: Sequence[str]) -> None:
-    """Refuse an unknown dtype."""
-    _check_names("dtype", names, DTYPE_NAMES)
+def check_dtypes(names: Sequence[str], *, autocast: bool = False) -> None:
+    """Refuse an unknown dtype; whether autocast is one depends on the command."""
+    _check_names("dtype", names, PRECISIONS if autocast else DTYPE_NAMES)
 
 
 def check_variations(names: Sequence[str]) -> None:

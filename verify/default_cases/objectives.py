@@ -1,4 +1,4 @@
-"""One case for each preference objective beside the sigmoid loss, which all other cases have."""
+"""One case for each objective that compares responses beside the sigmoid loss, which all other cases have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup, TokenIds
-from verify.objective import PREFERENCE_NAMES
+from verify.objective import COMPARING_NAMES
 
 
 def objective_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
@@ -35,6 +35,6 @@ def objective_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
             groups=groups,
             objective_name=name,
         )
-        for name in PREFERENCE_NAMES
+        for name in COMPARING_NAMES
         if name != "sigmoid"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -22,14 +22,14 @@ from verify.faults.fault import Fault
 from verify.gate import GateRequest, Progress, Result
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
-from verify.objective import PREFERENCE_NAMES
+from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, preference_beside
+from verify.precision import DTYPE_NAMES
 from verify.subject import Subject, said_by
 from verify.subjects.pairwise import VARIATIONS
 from verify.verdict import Verdict
 
 AT_MOST = 3
 """Subjects diagnosed in one run."""
-_MOST_EXACT_FIRST = ("float64", "float32", "bfloat16")
 _LARGEST_VOCABULARY = 8192
 _OTHER_TINY_CASES = ("long-prompt", "length-128", "length-129", "special-ids-inside")
 """What the diagnostic case cannot have: positions beyond 256, branches on a block boundary, ids that recur."""
@@ -80,9 +80,13 @@ def diagnose_failures(
     Returns:
         The diagnoses; nothing where nothing failed.
     """
+    results, findings, of_rewards = _of_logps(request, results, findings)
     failures = [f for subject in request.subjects if (f := _failure(subject, results, findings)) is not None]
+    failed = {failure.subject.name for failure in failures}
+    undiagnosed = [subject.name for subject in request.subjects if subject.name in of_rewards - failed]
+    notes = (f"not diagnosed, since they fail under a reward model: {', '.join(undiagnosed)}",) if undiagnosed else ()
     if not failures:
-        return Diagnoses()
+        return Diagnoses(notes=notes)
     failures.sort(key=lambda failure: not failure.failing)  # what fails by exact checks alone needs least to be said
     own_model = not large and vocabulary_size(request.model) <= _LARGEST_VOCABULARY
     benches: dict[str, Diagnostician] = {}
@@ -93,19 +97,35 @@ def diagnose_failures(
         reproduction = reproductions.get((failure.subject.name, failure.dtype), "")
         records.append(_record(failure, found, dtype, request, own_model, reproduction))
     left_out = [failure.subject.name for failure in failures[AT_MOST:]]
-    notes = (
-        (f"at most {AT_MOST} subjects are diagnosed in a run; not diagnosed: {', '.join(left_out)}",)
-        if left_out
-        else ()
-    )
+    if left_out:
+        notes = (f"at most {AT_MOST} subjects are diagnosed in a run; not diagnosed: {', '.join(left_out)}", *notes)
     return Diagnoses(records=tuple(records), notes=notes)
+
+
+def _of_logps(
+    request: GateRequest, results: Sequence[Result], findings: Sequence[Finding]
+) -> tuple[list[Result], list[Finding], set[str]]:
+    """What a diagnosis can read, log-probs; of reward models the names of subjects that fail."""
+    of_rewards = {case.name for case in request.cases if case.objective_name == REWARD_MODEL}
+    if request.objective.name == REWARD_MODEL:
+        small = check_cases(vocabulary_size(request.model), request.seed, request.objective.name)
+        of_checks: Collection[str] = small.on(reward_model=True).by_name
+    else:
+        of_checks = ()
+    failing = {r.subject for r in results if r.case in of_rewards and r.verdict is Verdict.FAIL}
+    failing |= {f.subject for f in findings if f.case in of_checks and f.verdict is Verdict.FAIL}
+    return (
+        [result for result in results if result.case not in of_rewards],
+        [finding for finding in findings if finding.case not in of_checks],
+        failing,
+    )
 
 
 def _failure(subject: Subject, results: Sequence[Result], findings: Sequence[Finding]) -> _Failure | None:
     own = [result for result in results if result.subject == subject.name]
     failed = [f for f in findings if f.subject == subject.name and f.verdict is Verdict.FAIL]
     failing_in = {result.dtype for result in own if result.verdict is Verdict.FAIL} | {f.dtype for f in failed}
-    dtypes = [dtype for dtype in _MOST_EXACT_FIRST if dtype in failing_in]
+    dtypes = [dtype for dtype in DTYPE_NAMES if dtype in failing_in]
     if not dtypes:
         return None
     of_dtype = [result for result in own if result.dtype == dtypes[0]]
@@ -143,7 +163,7 @@ def _diagnose(
             bench = Workbench(
                 request=model,
                 dtype=dtype,
-                objective=request.objective,
+                objective=preference_beside(request.objective),
                 policy=request.policy,
                 seed=request.seed,
                 variations=request.variations if own_model else tuple(VARIATIONS),

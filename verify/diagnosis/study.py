@@ -24,7 +24,8 @@ from verify.faults.catalogue import FAULTS
 from verify.faults.fault import Fault
 from verify.judgement import JudgingContext
 from verify.model_state import Baseline, restored_model
-from verify.models.request import DTYPES, ModelRequest, build_model
+from verify.models.dtypes import DTYPES
+from verify.models.request import ModelRequest, build_model
 from verify.noise import NoiseSample, measure_noise
 from verify.objective import Objective, Preference, objective_named
 from verify.observation import Observation, observe

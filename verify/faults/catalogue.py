@@ -26,6 +26,7 @@ from verify.faults import (
     prefix_trees,
     reduction,
     reference,
+    reward_model,
     supervision,
     token_logps,
     training,
@@ -67,14 +68,18 @@ FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
 """What only a run with cases of some other preference objective than sigmoid can show."""
 FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
 """What only a run with a model that sees images can show; not part of a run of the catalogue, whose model is tiny."""
+FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
+"""What only a run with cases of a reward model can show."""
 CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
+    *FAULTS_OF_REWARDS,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,
     *other_objectives.MUTANTS,
     *two_pass.MUTANTS,
+    *reward_model.MUTANTS,
 )
 
 

@@ -14,6 +14,7 @@ from verify.faults.fault import Fault, Mutation
 from verify.faults.stages import StageName
 from verify.gate import GateRequest
 from verify.model_holder import ModelHolder
+from verify.objective import RewardModel
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
 
@@ -45,6 +46,8 @@ CASES_BY_STAGE: Mapping[StageName, tuple[CaseName, ...]] = {
     "token_logps": _LOGPS,
     "reduction": _LOSS,
     "reference": _LOSS,
+    "readout": _LOGPS,
+    "scores": _LOSS,
     "objective": _LOSS,
     "accumulation": _LOSS,
     "gradients": _LOSS,
@@ -104,9 +107,12 @@ class ExactFaultWork:
             SubjectError: The unpacked path cannot be run.
             StructureError: It cannot be compared.
         """
-        if self._at is None or self._at.setting.dtype != dtype:
-            self._at = None  # frees the model of the dtype before
-            self._at = _AtDtype.measure(self._request, dtype)
+        if self._at is None or (self._at.setting.dtype, self._at.holder.is_reward_model) != (
+            dtype,
+            mutation.of_rewards,
+        ):
+            self._at = None  # frees the model before
+            self._at = _AtDtype.measure(self._request, dtype, is_reward_model=mutation.of_rewards)
         at, cases = self._at, frozenset(CASES_BY_STAGE[mutation.stage])
         subject = FaultySubject(mutation=mutation, cases=cases, forwards=at.forwards)
         begin(f"{dtype} exact checks: {subject.name}")
@@ -134,13 +140,13 @@ class _AtDtype:
     setting: Setting
 
     @staticmethod
-    def measure(request: GateRequest, dtype: str) -> _AtDtype:
-        holder = ModelHolder(request.model, dtype)
+    def measure(request: GateRequest, dtype: str, *, is_reward_model: bool) -> _AtDtype:
+        holder = ModelHolder(request.model, dtype, is_reward_model=is_reward_model)
         setting = measure_setting(
             EXACT_CHECKS,
             holder,
             dtype=dtype,
-            objective=request.objective,
+            objective=RewardModel() if is_reward_model else request.objective,
             policy=request.policy,
             seed=request.seed,
         )

@@ -9,9 +9,10 @@ from typing import Any, Literal
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.check import EXACT_CHECK_NAMES, ExactCheckName
 from verify.faults.conditions import EVERYWHERE, Condition
-from verify.faults.stages import STAGES, StageName
+from verify.faults.stages import STAGES, STAGES_OF_BOTH, STAGES_OF_REWARDS, StageName
 from verify.handed_out import on_copies
-from verify.models.request import DTYPES
+from verify.models.dtypes import DTYPES
+from verify.objective import REWARD_MODEL, ObjectiveName
 
 CheckName = Literal["parity", "packed-ran"] | ExactCheckName
 CHECKS: tuple[CheckName, ...] = ("parity", "packed-ran", *EXACT_CHECK_NAMES)
@@ -60,6 +61,7 @@ class Mutation:
         remembers: Whether the replacement is handed a dict that lasts as long as its subject, as keyword ``kept``.
         with_images: Whether it is planted on cases with images, and on those only; what rewrites prompts would leave
             their placeholders without images.
+        of_rewards: Whether it is planted in the step of a reward model, and no other: cases of that objective have it.
 
     Raises:
         ValueError: A part is of another type, the name is empty, or there is no such stage.
@@ -75,6 +77,7 @@ class Mutation:
     kinds: tuple[CaseKind, ...] = ("pairs",)
     remembers: bool = False
     with_images: bool = False
+    of_rewards: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -82,14 +85,24 @@ class Mutation:
         _check_text(self, "what")
         if self.stage not in STAGES:
             raise ValueError(f"fault {self.name}: stage {self.stage!r}: give one of {', '.join(STAGES)}")
+        if self.stage in STAGES_OF_REWARDS and not self.of_rewards:
+            raise ValueError(f"fault {self.name}: stage {self.stage} belongs to reward models: say of_rewards=True")
         if not callable(self.replacement):
             raise ValueError(f"fault {self.name}: replacement is a {type(self.replacement).__name__}: give a function")
         if not self.kinds or not set(self.kinds) <= set(CASE_KINDS):
             raise ValueError(f"fault {self.name}: kinds is {self.kinds!r}: give some of {', '.join(CASE_KINDS)}")
 
+    def runs_under(self, objective_name: ObjectiveName) -> bool:
+        """Whether the step of that objective has the stage in the form that the replacement knows."""
+        if objective_name == REWARD_MODEL:
+            return self.of_rewards or self.stage in STAGES_OF_BOTH
+        return not self.of_rewards
+
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes; the condition is asked of cases of its kinds only."""
-        if case.kind not in self.kinds or case.has_images != self.with_images:
+        if (case.objective_name == REWARD_MODEL) != self.of_rewards or case.kind not in self.kinds:
+            return False
+        if case.has_images != self.with_images:
             return False
         holds = self.bites_where.holds
         if not getattr(holds, "__module__", "").startswith("verify.faults."):  # the catalogue's change nothing

@@ -15,6 +15,7 @@ from verify.gate import Result
 from verify.judgement import Judgement
 from verify.noise import BudgetKind
 from verify.packed_proof import Summary
+from verify.precision import rounds_in
 from verify.verdict import Verdict, fold
 
 Check = Quantity | Literal["structure", "packed-ran"] | ExactCheckName
@@ -202,9 +203,10 @@ def _outcome(
         if findings and name in mutation.must_kill and name not in caught_exactly
     ]
     caught_once = bool(summary.reasons or caught_exactly) or any(result.verdict is Verdict.FAIL for result in results)
-    if not missed or (caught_once and summary.dtype not in EVERY_CASE_COUNTS):
+    dtype = rounds_in(summary.dtype)
+    if not missed or (caught_once and dtype not in EVERY_CASE_COUNTS):
         return Outcome.KILLED, []
-    return (Outcome.SURVIVED if summary.dtype in mutation.dtypes else Outcome.HIDDEN), missed
+    return (Outcome.SURVIVED if dtype in mutation.dtypes else Outcome.HIDDEN), missed
 
 
 def _by_reason(results: Sequence[Result]) -> list[str]:

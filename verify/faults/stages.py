@@ -3,6 +3,10 @@
     layout -> positions -> mask -> activations -> predictors -> supervision -> token_logps -> reduction
            -> reference -> objective -> accumulation -> gradients
 
+In the step of a reward model the head is read in place of log-probs:
+
+    layout -> positions -> mask -> activations -> readout -> scores -> objective -> accumulation -> gradients
+
 Shape letters: B rows, T slots, D width of a module's output, V vocabulary, N targets, K completions, G groups,
 L losses.
 """
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from verify.faults.rows import Rows
 from verify.groups import PreferenceGroup
-from verify.objective import Preference, Sft
+from verify.objective import Preference, RewardModel, Sft
 
 StageName = Literal[
     "layout",
@@ -30,11 +34,17 @@ StageName = Literal[
     "token_logps",
     "reduction",
     "reference",
+    "readout",
+    "scores",
     "objective",
     "accumulation",
     "gradients",
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
+STAGES_OF_REWARDS: tuple[StageName, ...] = ("readout", "scores")
+"""Those that no step of log-probs has."""
+STAGES_OF_BOTH: tuple[StageName, ...] = ("layout", "positions", "mask", "activations", "accumulation", "gradients")
+"""Those that the step of a reward model shares, and that know nothing of the objective."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +75,8 @@ class Batch:
 
     Args:
         groups: The groups; their responses, in order, are the completions.
-        num_counted: Number of predictions that entered the sum of each completion; int64, [K].
+        num_counted: Number of predictions that entered the sum of each completion; int64, [K]. Of a reward model, which
+            counts none, its tokens.
     """
 
     groups: Sequence[PreferenceGroup]
@@ -103,7 +114,9 @@ Supervision = Callable[[Rows, Tensor], Targets]
 TokenLogps = Callable[[Tensor, Tensor], Tensor]
 Reduction = Callable[[Tensor, Targets], Tensor]
 Reference = Callable[[Any, Forward, Rows], Tensor]
-Objective = Callable[[Tensor, Tensor, Batch, Preference | Sft], Terms]
+Readout = Callable[[Rows], Tensor]
+Scores = Callable[[Tensor, Tensor, Batch], Tensor]
+Objective = Callable[[Tensor, Tensor, Batch, Preference | Sft | RewardModel], Terms]
 Accumulation = Callable[[Terms, Batch, Rows], Tensor]
 Gradients = Callable[[str, Tensor, Rows], Tensor]
 
@@ -123,8 +136,10 @@ class Stages:
         reduction: Log-probs [N] and targets to one sum per completion, [K].
         reference: Model, forward pass and rows to the log-probs of the frozen policy, [N]. Not run on supervised
             examples.
-        objective: Sums [K] of policy and reference (empty for supervised examples), the batch and the objective of the
-            case to losses and rewards.
+        readout: Row and slot at which the head of a reward model is read for each completion; int64, [K, 2].
+        scores: Hidden states there [K, D], the head [1, D] and the batch to rewards [K].
+        objective: Sums [K] of policy and reference (empty for supervised examples), or rewards [K] and nothing, the
+            batch and the objective of the case to losses and rewards.
         accumulation: Terms, batch and rows to the loss of the step; scalar.
         gradients: The tensor that stands for a LoRA tensor in the policy pass: of equal value, but its gradient may
             be another. Given the tensor's name, itself and the rows.
@@ -139,6 +154,8 @@ class Stages:
     token_logps: TokenLogps
     reduction: Reduction
     reference: Reference
+    readout: Readout
+    scores: Scores
     objective: Objective
     accumulation: Accumulation
     gradients: Gradients

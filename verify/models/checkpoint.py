@@ -39,13 +39,14 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
             that does not fit, a damaged file, or a depth that the checkpoint does not have.
     """
     config = read_config(folder)
-    published = int(config.num_hidden_layers)
+    of_text = config.get_text_config()
+    published = int(of_text.num_hidden_layers)
     depth = published if num_layers is None else num_layers
     if not 1 <= depth <= published:
         raise CheckpointError(f"{folder}: {depth} layers asked for; the checkpoint has {published}")
-    config.num_hidden_layers = depth
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:depth]
+    of_text.num_hidden_layers = depth
+    if getattr(of_text, "layer_types", None):
+        of_text.layer_types = of_text.layer_types[:depth]
     try:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(

@@ -34,7 +34,7 @@ def tiny_family(name: str) -> str:
     """
     if not name.lower().startswith(TINY_PREFIX) or name.lower() in NAMED_CONFIGS:
         return ""
-    family = name.removeprefix(name[: len(TINY_PREFIX)])
+    family = name.lower().removeprefix(TINY_PREFIX)
     return family if family in VISION_FAMILIES else select_families([family])[0]
 
 

@@ -66,17 +66,18 @@ class LoraSpec:
         return targets
 
 
-def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
-    """Wrap a causal LM with PEFT and draw both factors from a seeded generator.
+def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "CAUSAL_LM") -> Any:
+    """Wrap a model with PEFT and draw both factors from a seeded generator.
 
     A ~ N(0, 1 / in), B ~ N(0, b^2) with b chosen so that RMS(scaling * B A) = strength * RMS(W). Values are rounded
     to bfloat16, so that every dtype runs the same adapter. What sees images gets none: it has no gradient where a case
     has no image.
 
     Args:
-        model: A transformers causal LM.
+        model: A transformers causal LM, or another model of the same layers, which gets the same adapters.
         spec: Rank, scaling, strength, targets.
         seed: Seed of the factors.
+        task_type: PEFT's, which chooses the wrapper; None for the plain one.
 
     Returns:
         The PEFT model in eval mode; only LoRA tensors require grad.
@@ -91,7 +92,7 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int) -> Any:
         target_modules=list(named if any(name in named for name in _linear_layers(model)) else _linear_layers(model)),
         exclude_modules=rf".*\b{VISION_TOWER}\b.*" if any(VISION_TOWER in name for name in names) else None,
         bias="none",
-        task_type="CAUSAL_LM",
+        task_type=task_type,
     )
     with warnings.catch_warnings():
         # peft asks transformers for a property under its former name.

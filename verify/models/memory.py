@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from reports.words import size
 from verify.models.configs import NamedConfig
+from verify.models.dtypes import dtype_of_weights
 from verify.models.lora import ATTENTION_TARGETS, LoraSpec
-from verify.models.request import DTYPES, ModelRequest
+from verify.models.request import ModelRequest
 
 
 def num_weights(config: NamedConfig, num_layers: int, lora: LoraSpec) -> int:
@@ -83,7 +84,7 @@ def check_memory(request: ModelRequest, dtypes: Sequence[str], available: int | 
         return
     config = request.seeded_config
     count = num_weights(config, request.num_layers or config.num_hidden_layers, request.lora)
-    needed, dtype = max((count * DTYPES[dtype].itemsize, dtype) for dtype in dtypes)
+    needed, dtype = max((count * dtype_of_weights(dtype).itemsize, dtype) for dtype in dtypes)
     if needed > available:
         raise ValueError(
             f"model {request.name}: its {count:,} weights would take {size(needed)} in {dtype}, and this machine has "

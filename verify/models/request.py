@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import torch
 from verify.frozen_policy import ReferenceName
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
+from verify.models.dtypes import dtype_of_weights
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
 from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
 from verify.models.random_weights import build_random, hf_config, moved_copy
+from verify.models.reward_model import train_score_head, with_score_head
 from verify.models.vision import num_text_tokens
 
 FROZEN_ADAPTER = "reference"
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +86,10 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUnderTest:
-    """A PEFT-wrapped causal LM and what it was built from.
+    """A PEFT-wrapped causal LM or reward model, and what it was built from.
 
     Args:
-        model: The model on its device, in eval mode; only LoRA tensors require grad.
+        model: The model on its device, in eval mode; only LoRA tensors and the head of a reward model require grad.
         weights: Where the weights come from, in words.
         num_layers_published: Depth of the config before a cut.
         exact_in_bfloat16: Whether bfloat16 represents every weight, so that all dtypes run the same values.
@@ -107,7 +108,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
 
     Args:
         request: The request.
-        dtype_name: "float64", "float32" or "bfloat16".
+        dtype_name: One of ``verify.precision.PRECISIONS``.
 
     Returns:
         The model with adapters, on its device.
@@ -115,7 +116,36 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
     Raises:
         ValueError: A checkpoint that cannot be used (CheckpointError).
     """
-    dtype = DTYPES[dtype_name]
+    built, other = _without_adapters(request, dtype_of_weights(dtype_name)), None
+    if request.reference in ("separate-model", "cached"):
+        other = moved_copy(built.model, seed=request.seed + 2).to(request.device)
+    model = add_lora(built.model, request.lora, seed=request.seed + 1)
+    if request.reference == "frozen-adapter":
+        add_frozen_adapter(model, FROZEN_ADAPTER, request.lora, seed=request.seed + 2)
+    return replace(built, model=model.to(request.device), other=other)
+
+
+def build_reward_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
+    """Build a reward model of the requested model in one dtype: its blocks and adapters under a seeded score head.
+
+    Args:
+        request: The request.
+        dtype_name: One of ``verify.precision.PRECISIONS``.
+
+    Returns:
+        The sequence classifier with the weights and adapters of :func:`build_model`, and its head trained.
+
+    Raises:
+        ValueError: As :func:`build_model`, or transformers has no such classifier.
+    """
+    built = _without_adapters(request, dtype_of_weights(dtype_name))
+    classifier = with_score_head(built.model, seed=request.seed + 3)
+    model = add_lora(classifier, request.lora, seed=request.seed + 1, task_type=None)
+    train_score_head(model)
+    return replace(built, model=model.to(request.device), weights=f"{built.weights}; score head seeded")
+
+
+def _without_adapters(request: ModelRequest, dtype: torch.dtype) -> ModelUnderTest:
     if request.is_checkpoint:
         base, published = load_checkpoint(Path(request.name), num_layers=request.num_layers, dtype=dtype)
         weights = "local checkpoint"
@@ -132,19 +162,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
         base = build_random(config, num_layers=depth, dtype=dtype, seed=request.seed)
         weights = f"seeded normal, std {config.weight_std}, rounded to bfloat16"
         exact = True
-    other = None
-    if request.reference in ("separate-model", "cached"):
-        other = moved_copy(base, seed=request.seed + 2).to(request.device)
-    model = add_lora(base, request.lora, seed=request.seed + 1)
-    if request.reference == "frozen-adapter":
-        add_frozen_adapter(model, FROZEN_ADAPTER, request.lora, seed=request.seed + 2)
-    return ModelUnderTest(
-        model=model.to(request.device),
-        weights=weights,
-        num_layers_published=published,
-        exact_in_bfloat16=exact,
-        other=other,
-    )
+    return ModelUnderTest(model=base, weights=weights, num_layers_published=published, exact_in_bfloat16=exact)
 
 
 def check_device(device: str) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reports.record import BlindSpotRecord
 from reports.words import listed
 from verify.cases import Case, CaseKind
-from verify.faults.catalogue import FAULTS
+from verify.faults.catalogue import FAULTS, FAULTS_OF_REWARDS
 from verify.faults.conditions import Condition
 from verify.faults.fault import Fault
 from verify.gate import GateRequest, Result
+from verify.objective import RewardModel
 from verify.proof_of_life.kinds import concerning, kinds_of
 from verify.verdict import Verdict
 
@@ -31,12 +32,12 @@ _OPTIONS = (
     _Option(
         "faults of label smoothing",
         ("label-smoothing-ignored",),
-        lambda request, config: "label smoothing is 0" if request.objective.label_smoothing == 0 else "",
+        lambda request, config: "label smoothing is 0" if getattr(request.objective, "label_smoothing", 1) == 0 else "",
     ),
     _Option(
         "faults of beta",
         ("divided-by-beta", "beta-missing", "rewards-scaled-twice"),
-        lambda request, config: "beta is 1" if request.objective.beta == 1 else "",
+        lambda request, config: "beta is 1" if getattr(request.objective, "beta", 0) == 1 else "",
     ),
     _Option(
         "faults of the adapters' scale",
@@ -93,7 +94,7 @@ def blind_spots(
         names = [fault.name for fault in FAULTS]
         return (BlindSpotRecord(what="any fault", why="no subject was judged on a case in every dtype", faults=names),)
     kinds = kinds_of(subject for subject in request.subjects if subject.name in judged)
-    faults = concerning(FAULTS, kinds)
+    faults = concerning(_catalogue(request), kinds)
     of_run = [case for case in request.cases if any(case.name in names for names in judged.values())]
     bites = _remembered()
     unseen = _unseen(faults, of_run, kinds, bites)
@@ -108,6 +109,14 @@ def blind_spots(
         *_of_gradients(faults, results),
         *_of_subjects(request, judged, frozenset(unseen), bites),
     )
+
+
+def _catalogue(request: GateRequest) -> tuple[Fault, ...]:
+    """The faults that a run is about: in one of reward models those of log-probs on examples alone."""
+    if not isinstance(request.objective, RewardModel):
+        return FAULTS
+    of_examples = (replace(fault, kinds=("examples",)) for fault in FAULTS if "examples" in fault.kinds)
+    return (*of_examples, *FAULTS_OF_REWARDS)
 
 
 def _judged_cases(request: GateRequest, results: Sequence[Result]) -> dict[str, frozenset[str]]:
@@ -203,7 +212,7 @@ def _of_subjects(
         alike.setdefault((names, kinds[subject]), []).append(subject)
     for (names, taken), subjects in alike.items():
         cases = [case for case in request.cases if case.name in names]
-        unseen = _unseen(concerning(FAULTS, taken), cases, taken, bites)
+        unseen = _unseen(concerning(_catalogue(request), taken), cases, taken, bites)
         lacks = _lacks((one for one in unseen if one not in of_run), cases)
         if lacks:
             more = f"; and {len(lacks) - _SHOWN} more" if len(lacks) > _SHOWN else ""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Mutation
+from verify.precision import rounds_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Probe:
 
     def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
         """Whether rounding may be as large as the fault."""
-        return self.may_hide != "nowhere" and (dtype == "bfloat16" or (self.may_hide == "beyond tiny" and not is_tiny))
+        in_bfloat16 = rounds_in(dtype) == "bfloat16"
+        return self.may_hide != "nowhere" and (in_bfloat16 or (self.may_hide == "beyond tiny" and not is_tiny))
 
     @property
     def mutation(self) -> Mutation:
@@ -68,6 +70,17 @@ PROBES: tuple[Probe, ...] = (
 
 Every stage of the packed computation has one, and every family of checks has one that it is needed for.
 """
+
+PROBES_OF_REWARDS: tuple[Probe, ...] = (
+    Probe("reward-branches-not-isolated"),
+    Probe("reward-read-one-token-early"),
+    Probe("reward-read-at-end-of-row"),
+    Probe("reward-head-learns-from-chosen", seen_in="gradients"),
+    Probe("reward-preference-reversed", seen_in="gradients"),
+    Probe("reward-pairs-summed"),
+    Probe("reward-positions-run-on", may_hide="in bfloat16"),
+)
+"""Those of a reward model's step, planted on cases of that objective."""
 PROBES_OF_IMAGES: tuple[Probe, ...] = (
     Probe("features-of-next-image"),
     Probe("image-found-by-text"),

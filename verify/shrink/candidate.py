@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from verify.cases import Case
 from verify.groups import PreferenceGroup, TokenIds
 from verify.models.request import ModelRequest
-from verify.objective import is_preference
+from verify.objective import compares
 
 PROMPT = -1
 SMALLEST_WIDTH = 8
@@ -112,7 +112,7 @@ def without_response(candidate: Candidate, segment: Segment) -> Candidate | None
     group, part = candidate.case.groups[segment.group], segment.part
     is_positive = part < len(group.positives)
     left = len(group.positives if is_positive else group.negatives) - 1
-    if not left and (is_positive or is_preference(candidate.case.objective_name)):
+    if not left and (is_positive or compares(candidate.case.objective_name)):
         return None
     keep = [index for index in range(len(group.completions)) if index != part]
     return _with_group(candidate, segment.group, _rebuilt(

@@ -16,7 +16,7 @@ from verify.environment import tool_version
 from verify.gate import GateRequest
 from verify.models.request import ModelRequest
 from verify.models.shape_file import Shape, shape_text
-from verify.objective import objective_named
+from verify.objective import objective_named, preference_beside
 from verify.shrink.candidate import Candidate
 from verify.shrink.failure import Failure
 from verify.shrink.subject_file import subject_file, with_what_it_imports
@@ -118,9 +118,10 @@ def command(shrunk: Shrunk, setting: Setting) -> list[tuple[str, str]]:
         options.append(("--layers", str(model.num_layers)))
     options += [("--cases-file", _here(_CASES)), ("--subject", _subject(shrunk.named)), ("--dtype", shrunk.dtype)]
     options += [("--variation", name) for name in request.variations]
+    preference = preference_beside(request.objective)
     options += [
-        ("--beta", repr(request.objective.beta)),
-        ("--label-smoothing", repr(request.objective.label_smoothing)),
+        ("--beta", repr(preference.beta)),
+        ("--label-smoothing", repr(preference.label_smoothing)),
         ("--seed", str(model.seed)),
         ("--device", model.device),
         ("--threads", str(setting.threads)),

@@ -8,8 +8,8 @@ Shape letters: B rows, T slots, V vocabulary, N targets, K completions, G groups
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import pad
 
-from packed_impl.attention import attention_implementation, causal_lm
+from packed_impl.attention import attention_implementation, pretrained_model
 from packed_impl.bins import packed_length
 from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
 from packed_impl.forest import positions as path_positions
@@ -47,10 +47,12 @@ from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
 from verify.images import Image
 from verify.models.adapters import adapters_off
-from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, Sft
+from verify.module_walk import named_modules, named_parameters
+from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel, Sft
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.packed import rows_of_bins
+from verify.subjects.staged_rewards import readout, reward_terms, scores, staged_rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +61,9 @@ class StagedLoss:
 
     Args:
         loss: Differentiable scalar.
-        rewards: ``beta * (logp - ref_logp)`` of each completion, [K]; none under SFT.
-        per_token_logps: Policy log-probs, one tensor per completion.
-        ref_per_token_logps: The same under the frozen policy; empty under SFT.
+        rewards: ``beta * (logp - ref_logp)`` of each completion, or that of a reward model, [K]; none under SFT.
+        per_token_logps: Policy log-probs, one tensor per completion; empty of a reward model.
+        ref_per_token_logps: The same under the frozen policy; empty where there is none.
     """
 
     loss: Tensor
@@ -115,7 +117,11 @@ class FaultySubject:
         return not getattr(replacement, "__module__", "").startswith("verify.")
 
     def supports(self, case: Case) -> Support:
-        """Only the cases that it was given."""
+        """Only the cases that it was given, under objectives whose step has the stage."""
+        if self.mutation is not None and not self.mutation.runs_under(case.objective_name):
+            return Support(
+                False, f"stage {self.mutation.stage} as replaced is no part of a step of {case.objective_name}"
+            )
         if self.cases is None or case.name in self.cases:
             return Support(True)
         return Support(False, f"run on {', '.join(sorted(self.cases)) or 'no case'} only")
@@ -135,12 +141,14 @@ class FaultySubject:
         """The whole step."""
         stages = self._stages(objective.reference, groups) if isinstance(objective, Preference) else self._stages()
         rows = stages.layout(groups)
-        # The frozen policy goes first: switching adapters back on resets requires_grad.
-        ref_logps = None
-        if isinstance(objective, Preference):
-            ref_logps = stages.reference(model, partial(_logps, stages, model, forwards=self.forwards), rows)
-        logps = _logps(stages, model, rows, _policy_parameters(stages, model, rows), forwards=self.forwards)
-        targets = stages.supervision(rows, stages.predictors(rows))
+        if isinstance(objective, RewardModel):
+            return self._reward_model_loss(stages, model, rows, groups, objective)
+        fed = _Fed.by(stages, rows)
+        forward = partial(_logps, stages, model, forwards=self.forwards, known=fed)
+        # The frozen policy goes first: PEFT's switches, which a replacement may use, reset requires_grad.
+        ref_logps = stages.reference(model, forward, rows) if isinstance(objective, Preference) else None
+        logps = forward(rows, _policy_parameters(stages, model, rows))
+        targets = fed.targets
         sums = stages.reduction(logps, targets)
         ref_sums = sums.new_empty(0) if ref_logps is None else stages.reduction(ref_logps, targets)
         batch = Batch(groups, targets.completions[targets.counted].bincount(minlength=len(sums)))
@@ -150,6 +158,21 @@ class FaultySubject:
             rewards=terms.rewards,
             per_token_logps=_by_completion(logps, groups),
             ref_per_token_logps=[] if ref_logps is None else _by_completion(ref_logps, groups),
+        )
+
+    def _reward_model_loss(
+        self, stages: Stages, model: Any, rows: Rows, groups: Sequence[PreferenceGroup], objective: RewardModel
+    ) -> StagedLoss:
+        batch = Batch(groups, torch.tensor([len(ids) for group in groups for ids in group.completions]))
+        parameters = _policy_parameters(stages, model, rows)
+        with _as_staged(stages, model, rows):
+            rewards = staged_rewards(stages, model, rows, parameters, _inputs(_Fed.by(stages, rows), model), batch)
+        terms = stages.objective(rewards, rewards.new_empty(0), batch, objective)
+        return StagedLoss(
+            loss=stages.accumulation(terms, batch, rows),
+            rewards=terms.rewards,
+            per_token_logps=[],
+            ref_per_token_logps=[],
         )
 
     def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:
@@ -219,41 +242,70 @@ def honest_stages(packing: Packing) -> Stages:
         token_logps=_token_logps,
         reduction=_reduction,
         reference=_reference,
+        readout=readout,
+        scores=scores,
         objective=_objective,
         accumulation=_accumulation,
         gradients=_gradients,
     )
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Fed:
+    """What a pass over rows is told by the stages, whichever policy it is of; the rows, to know them again."""
+
+    rows: Rows
+    input_ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    targets: Targets
+
+    @staticmethod
+    def by(stages: Stages, rows: Rows) -> _Fed:
+        targets = stages.supervision(rows, stages.predictors(rows))
+        return _Fed(rows, rows.input_ids, stages.positions(rows), stages.mask(rows), targets)
+
+
 def _logps(
-    stages: Stages, model: Any, rows: Rows, parameters: Parameters, *, forwards: ForwardCache | None = None
+    stages: Stages,
+    model: Any,
+    rows: Rows,
+    parameters: Parameters,
+    *,
+    forwards: ForwardCache | None = None,
+    known: _Fed | None = None,
 ) -> Tensor:
-    """Log-probs of all targets; [N]."""
+    """Log-probs of all targets; [N]. What is known of other rows than these is of no use."""
     device = model.device
-    targets = stages.supervision(rows, stages.predictors(rows))
-    told = partial(_told, stages.mask(rows), _positions(rows), model)
-    inputs: dict[str, Any] = {
-        "input_ids": rows.input_ids.to(device),
-        "position_ids": stages.positions(rows).to(device),
-        "attention_mask": layer_windows(causal_lm(model)).handed_out(told),
-        "use_cache": False,
-    }
+    fed = known if known is not None and known.rows is rows else _Fed.by(stages, rows)
+    targets, inputs = fed.targets, _inputs(fed, model)
     if rows.images:
-        placed = PlacedImages(rows.images, rows.per_image, rows.features)
-        inputs |= image_kwargs(model, rows.input_ids, placed)
         forwards = None  # which tells passes apart by their tokens
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
         logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
     else:
         logits_BTV = forwards.logits(model, inputs, partial(_logits, stages, model, rows, {}))  # noqa: N806
     picked = logits_BTV[targets.rows.to(device), targets.predictor_slots.to(device)]
-    return stages.token_logps(picked, targets.token_ids.to(device))
+    # A copy: a replacement may write into what it is handed, and the other pass takes the same targets.
+    return stages.token_logps(picked, targets.token_ids.to(device, copy=True))
 
 
-def _told(mask: Tensor, positions: Tensor, model: Any, window: int | None) -> Tensor:
+def _inputs(fed: _Fed, model: Any) -> dict[str, Any]:
+    """Keyword arguments of a forward pass."""
+    rows = fed.rows
+    placed = PlacedImages(rows.images, rows.per_image, rows.features) if rows.images else None
+    return {
+        "input_ids": fed.input_ids.to(model.device),
+        "position_ids": fed.positions.to(model.device),
+        "attention_mask": layer_windows(pretrained_model(model)).handed_out(partial(_told, fed, model)),
+        "use_cache": False,
+        **({} if placed is None else image_kwargs(model, fed.input_ids, placed)),
+    }
+
+
+def _told(fed: _Fed, model: Any, window: int | None) -> Tensor:
     """The mask for layers of one window, where the model wants it; [B, 1, T query, T key]."""
-    if window is not None:
-        mask = _within(window, mask, positions)
+    mask = fed.mask if window is None else _within(window, fed.mask, _positions(fed.rows))
     return mask[:, None].to(model.device, model.dtype if mask.is_floating_point() else torch.bool)
 
 
@@ -290,15 +342,22 @@ def shows_within(window: int, mutation: Mutation, case: Case) -> bool:
 
 def _logits(stages: Stages, model: Any, rows: Rows, parameters: Parameters, inputs: Mapping[str, Any]) -> Tensor:
     """Logits of all slots; [B, T, V]."""
+    with _as_staged(stages, model, rows):
+        output = functional_call(model, dict(parameters), kwargs=dict(inputs)) if parameters else model(**inputs)
+    logits: Tensor = output.logits
+    return logits
+
+
+@contextmanager
+def _as_staged(stages: Stages, model: Any, rows: Rows) -> Iterator[None]:
+    """The attention of a staged step, and its activations."""
     with ExitStack() as stack:
         stack.enter_context(attention_implementation(model, "dense-sdpa"))
         if stages.activations is not _activations:  # hundreds of hooks take longer than a tiny model's pass
             for name, module in model.named_modules():
                 hook = partial(_pass_on, stages, rows, name)
                 stack.callback(module.register_forward_hook(hook).remove)
-        output = functional_call(model, dict(parameters), kwargs=dict(inputs)) if parameters else model(**inputs)
-    logits: Tensor = output.logits
-    return logits
+        yield
 
 
 def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: object, output: object) -> object:
@@ -306,9 +365,10 @@ def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: obj
 
 
 def _policy_parameters(stages: Stages, model: Any, rows: Rows) -> Parameters:
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or stages.gradients is _gradients:  # parameters that stand for themselves
         return {}
-    return {name: stages.gradients(name, p, rows) for name, p in model.named_parameters() if p.requires_grad}
+    parameters = named_parameters(named_modules(model))
+    return {name: stages.gradients(name, p, rows) for name, p in parameters if p.requires_grad}
 
 
 def _by_completion(logps: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
@@ -430,6 +490,8 @@ def _reference_by(
 
 
 def _objective(sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Objective) -> Terms:
+    if isinstance(objective, RewardModel):
+        return reward_terms(sums, batch)
     if isinstance(objective, Sft):
         counts = batch.num_counted.to(sums)
         weights = counts if objective.mean == "token" else torch.ones_like(counts)

@@ -6,15 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, assert_never
 
+import torch
 from torch import Tensor
 
 from reference_impl import batch_objective, ref_policy
 from reference_impl.config import from_hf_config
 from reference_impl.lora import LoraFactors
+from reference_impl.reward_model import SCORE, bradley_terry, oracle_reward_step
 from reference_impl.step import oracle_step
 from verify.frozen_policy import AdaptersOff, CachedLogps, FrozenAdapter, FrozenPolicy, SeparateModel
 from verify.groups import PreferenceGroup
-from verify.objective import Objective, Preference
+from verify.objective import Objective, Preference, RewardModel
 from verify.observation import ObjectiveValues, Observation, supervised_logps, to_float64
 
 _PEFT_PREFIX = "base_model.model."
@@ -34,6 +36,8 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
     Raises:
         ValueError: A model that the oracle does not know, or groups that the objective has no meaning for.
     """
+    if isinstance(objective, RewardModel):
+        return _observe_reward_model(model, groups)
     start = time.perf_counter()
     weights, lora = read_tensors(model)
     step = oracle_step(
@@ -50,6 +54,22 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
         ref_per_token_logps=supervised_logps(tuple(map(to_float64, step.ref_per_token_logps)), groups)
         if step.ref_per_token_logps
         else (),
+        rewards=to_float64(step.rewards),
+        margins=to_float64(step.margins),
+        loss=to_float64(step.loss),
+        gradients={name: to_float64(gradient) for name, gradient in (step.gradients or {}).items()},
+        elapsed_s=time.perf_counter() - start,
+    )
+
+
+def _observe_reward_model(model: Any, groups: Sequence[PreferenceGroup]) -> Observation:
+    start = time.perf_counter()
+    weights, lora = read_tensors(model)
+    head = weights.pop(SCORE)
+    step = oracle_reward_step(groups, weights, from_hf_config(model.config.to_dict()), lora, head)
+    return Observation(
+        per_token_logps=(),
+        ref_per_token_logps=(),
         rewards=to_float64(step.rewards),
         margins=to_float64(step.margins),
         loss=to_float64(step.loss),
@@ -143,11 +163,12 @@ def _scalings(model: Any, adapter: str) -> Mapping[str, float]:
 def apply_objective(
     logps: Sequence[Tensor], refs: Sequence[Tensor], groups: Sequence[PreferenceGroup], objective: Objective
 ) -> ObjectiveValues:
-    """The published objective on a subject's log-probs, in float64.
+    """The published objective on a subject's log-probs or rewards, in float64.
 
     Args:
-        logps: Policy log-probs, one vector per completion, a value for each of its tokens.
-        refs: Reference log-probs; none under SFT.
+        logps: Policy log-probs, one vector per completion, a value for each of its tokens; under a reward model the
+            reward of each completion, a scalar.
+        refs: Reference log-probs; none under SFT and a reward model.
         groups: The groups.
         objective: The objective.
 
@@ -157,6 +178,9 @@ def apply_objective(
     Raises:
         ValueError: Groups that the objective has no meaning for.
     """
+    if isinstance(objective, RewardModel):
+        rewards = torch.stack([reward.double() for reward in logps])
+        return ObjectiveValues(loss=bradley_terry(rewards, groups), rewards=rewards)
     values = batch_objective.apply_objective(
         [logp.double() for logp in logps],
         [ref.double() for ref in refs],

@@ -16,6 +16,7 @@ from packed_impl.bins import Rows, first_fit_decreasing, packed_length
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.reference_cache import ReferenceCache, row_identity
 from packed_impl.reference_policy import ReferencePolicy
+from packed_impl.reward_model import RewardLoss, reward_loss
 from packed_impl.split import RowCalls
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.checkpointed import is_checkpointed
@@ -30,7 +31,7 @@ from verify.frozen_policy import (
     SeparateModel,
 )
 from verify.groups import PreferenceGroup
-from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Sft
+from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, RewardModel, Sft
 from verify.subject import Support
 
 
@@ -41,24 +42,26 @@ class StepDone:
     Args:
         loss: Without a graph, as all else.
         rewards: One per completion; None under SFT.
-        per_token_logps: One tensor per completion.
-        ref_per_token_logps: The same of the frozen policy; None under SFT.
+        per_token_logps: One tensor per completion; None of a reward model.
+        ref_per_token_logps: The same of the frozen policy; None without one.
         backward_done: The gradients are there.
     """
 
     loss: Tensor
     rewards: Tensor | None
-    per_token_logps: list[Tensor]
+    per_token_logps: list[Tensor] | None
     ref_per_token_logps: list[Tensor] | None
     backward_done: bool = True
 
     @staticmethod
-    def of(output: step.PackedLoss | step.SftLoss) -> StepDone:
+    def of(output: step.PackedLoss | step.SftLoss | RewardLoss) -> StepDone:
         """What a step returned, after its backward pass."""
         return StepDone(
             loss=output.loss.detach(),
-            rewards=output.rewards.detach() if isinstance(output, step.PackedLoss) else None,
-            per_token_logps=[logp.detach() for logp in output.per_token_logps],
+            rewards=None if isinstance(output, step.SftLoss) else output.rewards.detach(),
+            per_token_logps=None
+            if isinstance(output, RewardLoss)
+            else [logp.detach() for logp in output.per_token_logps],
             ref_per_token_logps=output.ref_per_token_logps if isinstance(output, step.PackedLoss) else None,
         )
 
@@ -138,8 +141,8 @@ class PackedSubject:
 
     def loss(
         self, model: Any, groups: Sequence[PreferenceGroup], objective: Objective
-    ) -> step.PackedLoss | step.SftLoss | StepDone:
-        """The packed step: loss and, under DPO, rewards.
+    ) -> step.PackedLoss | step.SftLoss | RewardLoss | StepDone:
+        """The packed step: loss and, where responses are compared, rewards.
 
         Under gradient checkpointing layers are run again in the backward pass, and the attention of the backend has to
         be there still: then backward is run here.
@@ -153,8 +156,10 @@ class PackedSubject:
 
     def _loss(
         self, model: Any, groups: Sequence[PreferenceGroup], objective: Objective
-    ) -> step.PackedLoss | step.SftLoss:
+    ) -> step.PackedLoss | step.SftLoss | RewardLoss:
         rows = self._rows(groups)
+        if isinstance(objective, RewardModel):
+            return reward_loss(model, groups, backend=self.backend, layout=self.segments, rows=rows)
         if isinstance(objective, Sft):
             return step.sft_loss(
                 model, groups, backend=self.backend, layout=self.segments, rows=rows, mean=objective.mean

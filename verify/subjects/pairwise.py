@@ -48,15 +48,21 @@ class PairwiseSubject:
     def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Log-probs of every completion, unpacked."""
         with attention_set_to(model, self.attention):
-            return pairwise.per_token_logps(
-                model,
-                groups,
-                batching=self.batching,
-                junk_tokens_in_front=self.junk_tokens_in_front,
-                first_position=self._first_position(groups),
-                extra_padding=self.extra_padding,
-                row_order=self.row_order,
-            )
+            return pairwise.per_token_logps(model, groups, **self._form(groups))
+
+    def rewards(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
+        """Rewards of every completion by a reward model, unpacked."""
+        with attention_set_to(model, self.attention):
+            return pairwise.rewards(model, groups, **self._form(groups))
+
+    def _form(self, groups: Sequence[PreferenceGroup]) -> pairwise.Form:
+        return pairwise.Form(
+            batching=self.batching,
+            junk_tokens_in_front=self.junk_tokens_in_front,
+            first_position=self._first_position(groups),
+            extra_padding=self.extra_padding,
+            row_order=self.row_order,
+        )
 
     def _first_position(self, groups: Sequence[PreferenceGroup]) -> int:
         """The last slot at which a tree may start where all groups share a row: behind all others and the junk."""

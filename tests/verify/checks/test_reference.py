@@ -25,13 +25,24 @@ Key = Callable[[Groups], object]
 HONEST = PackedSubject(backend="dense-sdpa")
 
 
+REWRITING = "rewriting the prompt of group 1 and the responses of group 2"
+
+
 def lengths(groups: Groups) -> object:
     return tuple((len(g.prompt_ids), *map(len, g.completions)) for g in groups)
 
 
 def second_prompt(groups: Groups) -> object:
-    """Rewritten where the middle group is: kept log-probs are asked for with their own tokens only."""
+    """Rewritten in every check that rewrites: kept log-probs are asked for with their own tokens only."""
     return groups[1].prompt_ids
+
+
+def responses_of_second(groups: Groups) -> object:
+    return lengths(groups), groups[1].completions
+
+
+def prompt_of_third(groups: Groups) -> object:
+    return lengths(groups), groups[2].prompt_ids
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,18 @@ def test_a_reference_kept_by_lengths_is_stale_for_other_tokens(
 ) -> None:
     finding = put_to(STEPS[step](lengths), put)
     assert finding.verdict is Verdict.FAIL
-    assert finding.reason.startswith("reference log-probs: rewriting prompt and responses of group 1: ")
+    assert finding.reason.startswith(f"reference log-probs: {REWRITING}: ")
     assert WORDS[step] in finding.reason
     assert finding.ratio > 1000
+
+
+@pytest.mark.parametrize("key", [responses_of_second, prompt_of_third])
+def test_a_reference_kept_by_prompts_alone_or_by_responses_alone_is_stale(
+    key: Key, put: Callable[..., dict[str, Finding]]
+) -> None:
+    finding = put_to(KeptReference(key), put)
+    assert finding.verdict is Verdict.FAIL
+    assert finding.reason.startswith(f"reference log-probs: {REWRITING}: ")
 
 
 @pytest.mark.parametrize("step", STEPS)

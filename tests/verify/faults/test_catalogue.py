@@ -15,16 +15,23 @@ from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.fault_request import OBJECTIVE
 from verify.faults import content_conditions, layout_conditions, objective_conditions
-from verify.faults.catalogue import CATALOGUE, FAULTS, FAULTS_OF_OBJECTIVES, biting_cases, mutation_named
+from verify.faults.catalogue import (
+    CATALOGUE,
+    FAULTS,
+    FAULTS_OF_OBJECTIVES,
+    FAULTS_OF_REWARDS,
+    biting_cases,
+    mutation_named,
+)
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.exact_claims import EXACT_CLAIMS
 from verify.faults.fault import CHECKS, Fault, Mutation
 from verify.faults.kernels import NOISY_KERNELS
-from verify.faults.stages import STAGES
+from verify.faults.stages import STAGES, STAGES_OF_REWARDS
 from verify.groups import PreferenceGroup
 
 CASES, OF_OBJECTIVES = tiny_cases(257, 0), objective_cases(257, 0)
-ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES)
+ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES, *FAULTS_OF_REWARDS)
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}
 DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -45,7 +52,8 @@ def test_names_are_distinct_and_stable_ids() -> None:
 
 def test_there_are_many_faults_and_some_at_every_stage() -> None:
     assert len(FAULTS) >= 50
-    assert {fault.stage for fault in FAULTS} == set(STAGES)
+    assert {fault.stage for fault in FAULTS} == set(STAGES) - set(STAGES_OF_REWARDS)
+    assert {fault.stage for fault in FAULTS_OF_REWARDS} >= set(STAGES_OF_REWARDS)
 
 
 def test_every_fault_says_what_it_is_and_what_must_catch_it() -> None:
@@ -67,7 +75,7 @@ def test_every_exact_check_is_named_for_a_fault_and_every_fault_it_is_named_for_
 
 
 def test_no_two_mutations_replace_a_stage_by_the_same_thing() -> None:
-    replacements = [(m.stage, repr(m.replacement), m.packing, type(m)) for m in CATALOGUE]
+    replacements = [(m.stage, repr(m.replacement), m.packing, type(m), m.of_rewards) for m in CATALOGUE]
     assert len(set(replacements)) == len(replacements)
 
 

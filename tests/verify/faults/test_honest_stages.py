@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from verify.cases import CASE_KINDS, Case
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Packing
+from verify.faults.rows import Rows
+from verify.faults.stages import Forward, Mask, Reference, StageName, TokenLogps
 from verify.gate import GateOutcome
-from verify.models.request import ModelRequest
-from verify.subjects.faulty import FaultySubject
+from verify.groups import PreferenceGroup
+from verify.models.request import ModelRequest, ModelUnderTest
+from verify.objective import Preference
+from verify.subjects.faulty import FaultySubject, honest_stages
 from verify.subjects.packed import PackedSubject
 from verify.verdict import Verdict
 
@@ -72,3 +78,63 @@ def test_the_rows_are_those_of_the_packed_subject(case: Case, packing: Packing) 
     if len(all_tokens) == len(counted):
         all_tokens = [token for token, counts in zip(all_tokens, counted, strict=True) if counts]
     assert staged.supervised.tolist() == all_tokens
+
+
+PAIRS = (
+    PreferenceGroup((5, 6, 7), ((8, 9),), ((10,),)),
+    PreferenceGroup((11, 12), ((13,),), ((14, 15, 16),)),
+)
+OTHERS = tuple(replace(group, prompt_ids=(20, *group.prompt_ids)) for group in PAIRS)
+
+
+def with_replaced(stage: StageName, replacement: Callable[..., Any]) -> FaultySubject:
+    return FaultySubject(mutation=replace(mutation_named("nothing-replaced"), stage=stage, replacement=replacement))
+
+
+def test_a_stage_is_asked_once_for_both_passes_of_a_step(tiny: Callable[[str], ModelUnderTest]) -> None:
+    asked: list[Rows] = []
+
+    def mask(honest: Mask, rows: Rows) -> torch.Tensor:
+        asked.append(rows)
+        return honest(rows)
+
+    with torch.no_grad():
+        with_replaced("mask", mask).loss(tiny("float32").model, PAIRS, Preference())
+    assert asked == [honest_stages(Packing()).layout(PAIRS)]
+
+
+def test_a_reference_pass_over_other_rows_is_told_of_those(tiny: Callable[[str], ModelUnderTest]) -> None:
+    model, found = tiny("float32").model, []
+
+    def reference(honest: Reference, model: Any, forward: Forward, rows: Rows) -> torch.Tensor:
+        found.append(forward(honest_stages(Packing()).layout(OTHERS), {}))
+        return honest(model, forward, rows)
+
+    with torch.no_grad():
+        with_replaced("reference", reference).loss(model, PAIRS, Preference())
+        expected = FaultySubject().per_token_logps(model, OTHERS)
+    assert torch.equal(found[0], torch.cat(expected))
+    assert not torch.equal(found[0], torch.cat(FaultySubject().per_token_logps(model, PAIRS)).detach())
+
+
+def test_what_a_replacement_writes_into_in_one_pass_does_not_reach_the_other(
+    tiny: Callable[[str], ModelUnderTest],
+) -> None:
+    def token_logps(honest: TokenLogps, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        return honest(logits, token_ids.add_(1))
+
+    model = tiny("float32").model
+    with torch.no_grad():
+        step = with_replaced("token_logps", token_logps).loss(model, PAIRS, Preference())
+        expected = with_replaced("token_logps", token_logps).per_token_logps(model, PAIRS)
+    assert torch.equal(torch.cat(step.per_token_logps), torch.cat(expected))
+
+
+def test_gradients_are_those_of_parameters_that_stand_for_themselves(tiny: Callable[[str], ModelUnderTest]) -> None:
+    """The honest step puts no stand-ins into the model; a stage that hands on what it was given does."""
+    model, by_way = tiny("float32").model, []
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for subject in (FaultySubject(), with_replaced("gradients", lambda honest, name, parameter, rows: parameter)):
+        by_way.append(torch.autograd.grad(subject.loss(model, PAIRS, Preference()).loss, trained))
+    assert all(torch.equal(one, other) for one, other in zip(*by_way, strict=True))
+    assert all(bool(gradient.any()) for gradient in by_way[0])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Gemma3Config
 
 from verify.models.checkpoint import CheckpointError, load_checkpoint
 from verify.models.configs import TINY_CONFIGS, named_config
@@ -247,6 +248,18 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_is_wrong(folder: Path
 def test_a_path_that_is_no_folder_is_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder: give the folder of a checkpoint"):
         load(folder / "config.json")
+
+
+def test_a_config_with_one_for_text_inside_is_refused_for_its_weights(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 64, "num_key_value_heads": 1, "head_dim": 16}
+    vision = {**sizes, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"the weights do not fit config\.json"):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match="2 layers asked for; the checkpoint has 1"):
+        load(tmp_path, num_layers=2)
 
 
 def test_pickled_weights_beside_safetensors_are_never_opened(folder: Path, original: Any) -> None:

@@ -11,7 +11,14 @@ from verify.models.request import ModelRequest, build_model, has_rotary_position
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("tiny-gemma3_text", "gemma3_text"), ("tiny", ""), ("tiny-qwen2", ""), ("qwen3-0.6b", ""), ("some/folder", "")],
+    [
+        ("tiny-gemma3_text", "gemma3_text"),
+        ("Tiny-Gemma3_Text", "gemma3_text"),
+        ("tiny", ""),
+        ("tiny-qwen2", ""),
+        ("qwen3-0.6b", ""),
+        ("some/folder", ""),
+    ],
 )
 def test_a_name_asks_for_a_family_only_where_no_config_has_it(name, family) -> None:
     assert tiny_family(name) == family

@@ -13,9 +13,10 @@ import torch
 
 from verify.models.adapters import adapters_off
 from verify.models.configs import TINY_CONFIGS, named_config
+from verify.models.dtypes import DTYPES
 from verify.models.lora import LORA_TARGETS, LoraSpec, add_lora
 from verify.models.random_weights import build_random
-from verify.models.request import DTYPES, ModelRequest, ModelUnderTest, build_model, check_device, vocabulary_size
+from verify.models.request import ModelRequest, ModelUnderTest, build_model, check_device, vocabulary_size
 
 Tiny = Callable[[str], ModelUnderTest]
 
@@ -236,3 +237,33 @@ def test_adapters_off_is_what_peft_means_by_it_and_they_are_on_again_afterwards(
     assert not torch.equal(off, on)
     assert torch.equal(logits(), on)
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
+
+
+def test_adapters_off_writes_no_parameter_and_leaves_off_what_was_off() -> None:
+    model = build_model(ModelRequest(name="tiny", num_layers=1), "float32").model
+    layers = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
+    frozen = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+    frozen.requires_grad_(False)
+    layers[0]._disable_adapters = True
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    with adapters_off(model):
+        assert all(layer._disable_adapters for layer in layers)
+        assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert [layer._disable_adapters for layer in layers] == [True] + [False] * (len(layers) - 1)
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+
+
+def test_adapters_off_switches_a_layer_that_was_put_in_since_the_last_time() -> None:
+    model, donor = (build_model(ModelRequest(name="tiny", num_layers=1), "float32").model for _ in range(2))
+    with adapters_off(model):
+        pass
+    attention, other = model.get_decoder().layers[0].self_attn, donor.get_decoder().layers[0].self_attn
+    attention.q_proj = other.q_proj
+    with adapters_off(model):
+        assert attention.q_proj.disable_adapters
+    assert not attention.q_proj.disable_adapters
+
+
+def test_a_model_without_adapters_has_none_to_switch_off() -> None:
+    with pytest.raises(ValueError, match="Linear has no layer with adapters"), adapters_off(torch.nn.Linear(1, 1)):
+        pass
