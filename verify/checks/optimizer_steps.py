@@ -57,7 +57,7 @@ OPTIMIZER_STEPS = ExactCheck(
     cannot_see=(
         "The optimizer and the clipping, which are the judge's; what a subject keeps by the identity of tensors that a "
         "trainer would replace; micro-batches that a trainer leaves out around the subject; state that only a fourth "
-        "step shows."
+        "step shows; what is kept of passes without gradients, but for those of the frozen policy."
     ),
     cases=("distinct-tokens", "distinct-turns", "distinct-examples"),
     measure=_measure,
