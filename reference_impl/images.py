@@ -70,7 +70,7 @@ def check_images(
         images: The images of the prompt.
         prompt_ids: The prompt.
         completion_ids: The completion behind it.
-        config: The config of the model.
+        config: The config of the model; None where it has none, which takes no images.
         where: What messages call the sequence.
 
     Raises:
@@ -78,7 +78,8 @@ def check_images(
     """
     if getattr(config, "vision_config", None) is None:
         if images:
-            raise ValueError(f"{where} has {len(images)} images: model type {config.model_type} has no vision tower")
+            kind = getattr(config, "model_type", "without a config")
+            raise ValueError(f"{where} has {len(images)} images: model type {kind} has no vision tower")
         return
     if config.model_type != "llava":
         if images:

@@ -121,8 +121,9 @@ def _by_batches(
 ) -> list[Tensor]:
     _check_options(batching, junk_tokens_in_front, first_position, extra_padding, row_order, max_rows)
     sequences = unpack(groups)
+    config = getattr(model, "config", None)  # a wrapper may have none
     for index, sequence in enumerate(sequences):
-        check_images(sequence.images, sequence.prompt_ids, sequence.completion_ids, model.config, f"sequence {index}")
+        check_images(sequence.images, sequence.prompt_ids, sequence.completion_ids, config, f"sequence {index}")
     order = list(range(len(sequences)))
     if row_order == "reversed":
         order.reverse()
