@@ -123,6 +123,7 @@ def test_what_rounding_hid_counts_among_the_planted_faults(passing_record: Recor
         (2, {"positives": [3, 4]}, "which is none of pairs"),
         (2, {"supervised": [1, 2]}, "which is none of pairs"),
         (3, {"objective": "ipo"}, "the objective ipo"),
+        (4, {"objective": "reward-model"}, "a reward model"),
     ],
 )
 def test_a_version_holds_what_it_had(passing_record: Record, version: int, change: Content, message: str) -> None:
