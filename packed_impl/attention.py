@@ -157,6 +157,8 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
 def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
     """Let a model compute attention with a backend; on leaving, everything is as it was.
 
+    A tower that sees images keeps its own: what its layers attend to is no packed row.
+
     Gradient checkpointing runs the forward pass again during the backward pass. Then this context has to span both:
     enter it around the step, not only around the forward pass.
 
@@ -174,14 +176,18 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
     chosen = backend_named(backend)
     outermost = pretrained_model(model)
     modules = [module for module in all_modules(model) if isinstance(module, PreTrainedModel)]
+    seeing = getattr(outermost.config, "vision_config", None)
     configs = list({id(module.config): module.config for module in modules}.values())
+    switched = [config for config in configs if config is not seeing]
     layer_windows(outermost)
     before = [config._attn_implementation for config in configs]
     with _registered(chosen):
         try:
-            if set(before) != {chosen.implementation}:
-                outermost.set_attn_implementation(chosen.implementation)
-            for config in configs:
+            if {config._attn_implementation for config in switched} != {chosen.implementation}:
+                kept = {} if seeing is None else {"vision_config": seeing._attn_implementation}
+                others = dict.fromkeys(("", *outermost.config.sub_configs), chosen.implementation)
+                outermost.set_attn_implementation({**others, **kept})
+            for config in switched:
                 if config._attn_implementation != chosen.implementation:
                     raise ValueError(
                         f"{type(config).__name__} keeps attention implementation {config._attn_implementation!r}: "
@@ -189,6 +195,7 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
                     )
             yield
         finally:
+            # Parents come first: what is set on a config is set on its parts too.
             for config, implementation in zip(configs, before, strict=True):
                 config._attn_implementation = implementation
 

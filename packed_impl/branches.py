@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from packed_impl.groups import Group, Mask, TokenIds, check_groups, masked_completions
+from packed_impl.groups import Group, Image, Mask, TokenIds, check_groups, masked_completions
 from packed_impl.layout import PackedLayout, pack
 
 
@@ -24,12 +24,14 @@ class MicroBatch:
         positives: The responses.
         completion_masks: Which of their tokens are supervised.
         negatives: None.
+        images: The images of the prompt.
     """
 
     prompt_ids: TokenIds
     positives: tuple[TokenIds, ...]
     completion_masks: tuple[Mask, ...]
     negatives: tuple[TokenIds, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,8 @@ class BranchPlan:
 def plan_branches(groups: Sequence[Group], branches_per_micro_batch: int, *, layout: str) -> BranchPlan:
     """Deal the distinct branches of a batch out to micro-batches.
 
-    A branch is a prompt, a response and its mask. Groups with the same prompt share branches and micro-batches.
+    A branch is a prompt with its images, a response and its mask. Groups with the same prompt and images share branches
+    and micro-batches.
 
     Args:
         groups: Any groups that can be packed.
@@ -71,25 +74,28 @@ def plan_branches(groups: Sequence[Group], branches_per_micro_batch: int, *, lay
     if branches_per_micro_batch < 1:
         raise ValueError(f"branches_per_micro_batch is {branches_per_micro_batch}: at least one branch has to fit")
     check_groups(groups)
-    branches_of: dict[TokenIds, dict[tuple[TokenIds, Mask], None]] = {}
+    branches_of: dict[tuple[TokenIds, tuple[Image, ...]], dict[tuple[TokenIds, Mask], None]] = {}
     for index, group in enumerate(groups):
         _check_distinct(index, group)
-        branches_of.setdefault(group.prompt_ids, {}).update(dict.fromkeys(masked_completions(group)))
+        branches_of.setdefault(_prompt(group), {}).update(dict.fromkeys(masked_completions(group)))
     micro_batches = []
-    for prompt_ids, branches in branches_of.items():
+    for (prompt_ids, images), branches in branches_of.items():
         for start in range(0, len(branches), branches_per_micro_batch):
             responses, masks = zip(*list(branches)[start : start + branches_per_micro_batch], strict=True)
-            micro_batches.append(MicroBatch(prompt_ids, responses, masks))
-    keys = [(prompt_ids, *branch) for prompt_ids, branches in branches_of.items() for branch in branches]
+            micro_batches.append(MicroBatch(prompt_ids, responses, masks, images=images))
+    keys = [(prompt, *branch) for prompt, branches in branches_of.items() for branch in branches]
     number_of = {key: number for number, key in enumerate(keys)}
     return BranchPlan(
         tuple(micro_batches),
         tuple(pack([micro_batch], layout=layout) for micro_batch in micro_batches),
         torch.tensor([sum(mask) for _, _, mask in keys]),
-        torch.tensor(
-            [number_of[group.prompt_ids, *branch] for group in groups for branch in masked_completions(group)]
-        ),
+        torch.tensor([number_of[_prompt(group), *branch] for group in groups for branch in masked_completions(group)]),
     )
+
+
+def _prompt(group: Group) -> tuple[TokenIds, tuple[Image, ...]]:
+    """What a prompt is known by: two of equal tokens may show different images."""
+    return group.prompt_ids, group.images
 
 
 def _check_distinct(index: int, group: Group) -> None:

@@ -12,6 +12,7 @@ from packed_impl.attention import (
     gradient_support,
     pretrained_model,
 )
+from packed_impl.images import image_kwargs
 from packed_impl.layout import PackedLayout
 from packed_impl.logps import DEFAULT_LOGIT_CHUNK, completion_logps
 from packed_impl.windows import layer_windows
@@ -42,7 +43,7 @@ def layout_logps(
 
 
 def packed_kwargs(model: nn.Module, layout: PackedLayout, backend: str) -> ModelKwargs:
-    """What a backend adds to the model call, so that layers know who attends to whom.
+    """What is added to the model call: what tells layers who attends to whom, and the features of images.
 
     Args:
         model: The model, wrapped or not.
@@ -53,12 +54,14 @@ def packed_kwargs(model: nn.Module, layout: PackedLayout, backend: str) -> Model
         Keyword arguments.
 
     Raises:
-        ValueError: An unknown backend, or a model with layers that `windows.layer_windows` refuses.
+        ValueError: An unknown backend, a model with layers that `windows.layer_windows` refuses, or images that
+            `images.image_kwargs` refuses.
     """
     outermost = pretrained_model(model)
-    return backend_named(backend).model_kwargs(
+    told = backend_named(backend).model_kwargs(
         layout.forests, outermost.device, outermost.dtype, layer_windows(outermost)
     )
+    return {**told, **image_kwargs(model, layout.input_ids, layout.images)}
 
 
 def check_gradients(model: nn.Module, backend: str) -> None:

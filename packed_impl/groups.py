@@ -16,6 +16,25 @@ TokenIds = tuple[int, ...]
 Mask = tuple[bool, ...]
 
 
+class Image(Protocol):
+    """The pixel values of an image in a prompt: any hashable object with these attributes; equal ones are one image."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        ...
+
+    @property
+    def pixels(self) -> bytes:
+        """float32, little-endian, in the order of ``shape``."""
+        ...
+
+    @property
+    def token_id(self) -> int:
+        """The token that stands in the prompt for each of its features."""
+        ...
+
+
 class Group(Protocol):
     """One prompt with m preferred and n rejected responses, as token ids; an SFT example is 1+0."""
 
@@ -37,6 +56,11 @@ class Group(Protocol):
     @property
     def completion_masks(self) -> tuple[Mask, ...]:
         """Which tokens of each response are supervised, positives first; ``()`` where all of them are."""
+        ...
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of the prompt, in the order in which their placeholders stand in it; ``()`` for text alone."""
         ...
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from packed_impl.bins import LAYOUTS
 from packed_impl.forest import Forest, padded, positions, predictor_slots
 from packed_impl.groups import Group, check_groups, completions, supervised_tokens
+from packed_impl.images import PlacedImages, number_features, tokens_and_images
 from packed_impl.row import Row, SlotRun, row_of_groups
 
 __all__ = ["LAYOUTS", "ROWS", "Group", "PackedLayout", "pack"]
@@ -39,6 +40,7 @@ class PackedLayout:
         predictor_slots: The slot, in the same row, whose output predicts it; int64, [C].
         supervised: Whether a loss counts the completion token; bool, [C].
         completion_lengths: Number of tokens of each completion; they add up to C.
+        images: The images of the prompts, and the slots of their features; None for text alone.
     """
 
     input_ids: Tensor
@@ -49,6 +51,7 @@ class PackedLayout:
     predictor_slots: Tensor
     supervised: Tensor
     completion_lengths: tuple[int, ...]
+    images: PlacedImages | None = None
 
     @property
     def token_ids(self) -> Tensor:
@@ -120,14 +123,16 @@ def pack(
         The layout; its tensors are on the CPU.
 
     Raises:
-        ValueError: An unknown ``layout`` or ``rows``, groups that `groups.check_groups` refuses, a group in no row or
-            in two, or a row longer than ``row_length``.
+        ValueError: An unknown ``layout`` or ``rows``, groups that `groups.check_groups` or `images.number_features`
+            refuses, a group in no row or in two, or a row longer than ``row_length``.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
     check_groups(groups)
-    packed_rows = [row_of_groups(groups, indices, layout) for indices in _groups_of_rows(rows, len(groups))]
-    num_slots = _row_length(packed_rows, row_length, groups, layout)
+    numbering = number_features(groups)
+    numbered: Sequence[Group] = groups if numbering is None else numbering.groups
+    packed_rows = [row_of_groups(numbered, indices, layout) for indices in _groups_of_rows(rows, len(groups))]
+    num_slots = _row_length(packed_rows, row_length, numbered, layout)
     forests = tuple(padded(row.forest, num_slots) for row in packed_rows)
 
     input_ids = torch.full((len(forests), num_slots), pad_token_id)
@@ -135,6 +140,7 @@ def pack(
         tokens = _int64(row.forest.num_slots, chain.from_iterable(row.ids))
         ids_T[: len(tokens)] = tokens
 
+    input_ids, images = tokens_and_images(input_ids, numbering)
     token_rows, token_slots = _completion_slots(packed_rows, len(groups))
     predicted_from = torch.stack([predictor_slots(forest) for forest in forests])[token_rows, token_slots]
     if (without := (predicted_from < 0).nonzero()).numel():
@@ -149,6 +155,7 @@ def pack(
         predictor_slots=predicted_from,
         supervised=supervised_tokens(groups),
         completion_lengths=tuple(len(response) for group in groups for response in completions(group)),
+        images=images,
     )
 
 

@@ -27,7 +27,16 @@ from torch import Tensor, nn
 from packed_impl.attention import backend_named
 from packed_impl.bins import first_fit_decreasing, packed_length
 from packed_impl.forward import layout_logps
-from packed_impl.groups import Group, Mask, TokenIds, check_groups, completion_name, completions, masked_completions
+from packed_impl.groups import (
+    Group,
+    Image,
+    Mask,
+    TokenIds,
+    check_groups,
+    completion_name,
+    completions,
+    masked_completions,
+)
 from packed_impl.layout import pack
 from packed_impl.logps import DEFAULT_LOGIT_CHUNK
 
@@ -40,22 +49,25 @@ _FORMAT = "packparity-reference-cache-1"
 _TENSORS = ("identities", "lengths", "logps")
 
 
-def row_identity(prompt_ids: TokenIds, completion: TokenIds, mask: Mask) -> str:
+def row_identity(prompt_ids: TokenIds, completion: TokenIds, mask: Mask, images: tuple[Image, ...] = ()) -> str:
     """The key of a completion: a hash of its content.
 
     SHA-256 of the two lengths, the tokens of prompt and completion, and the mask. Since lengths come first, no two
-    contents are one run of bytes: the prompt ``a b`` with ``c`` is another key than ``a`` with ``b c``.
+    contents are one run of bytes: the prompt ``a b`` with ``c`` is another key than ``a`` with ``b c``. The images of
+    the prompt follow, the shape of each before its pixels.
 
     Args:
         prompt_ids: The prompt.
         completion: The completion.
         mask: Which of its tokens are supervised; one value each.
+        images: The images of the prompt.
 
     Returns:
         64 hexadecimal digits.
     """
     numbers = np.array([len(prompt_ids), len(completion), *prompt_ids, *completion], dtype="<i8")
-    return hashlib.sha256(numbers.tobytes() + bytes(mask)).hexdigest()
+    seen = [part for image in images for part in (np.array(image.shape, dtype="<i8").tobytes(), image.pixels)]
+    return hashlib.sha256(b"".join((numbers.tobytes(), bytes(mask), *seen))).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,4 +264,6 @@ def build_cache(
 
 def _identities(group: Group) -> list[str]:
     """The keys of a group's completions."""
-    return [row_identity(group.prompt_ids, completion, mask) for completion, mask in masked_completions(group)]
+    return [
+        row_identity(group.prompt_ids, completion, mask, group.images) for completion, mask in masked_completions(group)
+    ]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from reference_impl.images import Image
+
 
 class Group(Protocol):
     """One prompt with its preferred and rejected completions: any object with these attributes."""
@@ -30,6 +32,10 @@ class Group(Protocol):
     def completion_masks(self) -> Sequence[Sequence[bool]]:
         """Per completion, positives first, which of its tokens are supervised; empty where every token is."""
 
+    @property
+    def images(self) -> Sequence[Image]:
+        """The images of the prompt, in the order in which they stand in it; empty where it is text alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnpackedSequence:
@@ -39,6 +45,7 @@ class UnpackedSequence:
         prompt_ids: Token ids of the prompt, at least one.
         completion_ids: Token ids of the completion, at least one.
         completion_mask: Which completion tokens are supervised, at least one; None where every token is.
+        images: The images of the prompt, in the order in which they stand in it.
 
     Raises:
         ValueError: An empty prompt, an empty completion, or a mask that does not fit the completion.
@@ -47,6 +54,7 @@ class UnpackedSequence:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     completion_mask: tuple[bool, ...] | None = None
+    images: tuple[Image, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -113,7 +121,11 @@ def unpack(groups: Sequence[Group]) -> list[UnpackedSequence]:
         for place, (completion, mask) in enumerate(zip(completions, masks, strict=True)):
             try:
                 completion_mask = None if mask is None else tuple(mask)
-                sequences.append(UnpackedSequence(tuple(group.prompt_ids), tuple(completion), completion_mask))
+                sequences.append(
+                    UnpackedSequence(
+                        tuple(group.prompt_ids), tuple(completion), completion_mask, images=tuple(group.images)
+                    )
+                )
             except ValueError as error:
                 raise ValueError(f"group {index}, completion {place}: {error}") from error
     return sequences

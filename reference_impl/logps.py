@@ -44,8 +44,10 @@ def completion_logps(
         Log-probs in nats, float64, one per completion token; differentiable in the adapters' factors.
 
     Raises:
-        ValueError: See :func:`reference_impl.decoder.hidden_states`.
+        ValueError: A prompt with images, or see :func:`reference_impl.decoder.hidden_states`.
     """
+    if sequence.images:
+        raise ValueError(f"a prompt with {len(sequence.images)} images: the oracle computes decoders of text alone")
     # The last token predicts nothing that is asked for, so it is not fed.
     hidden_TD = hidden_states(sequence.ids[:-1], weights, config, lora)
     return target_logps(logits_at(hidden_TD, sequence.predictors, weights, lora), sequence.completion_ids)

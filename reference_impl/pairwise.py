@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from reference_impl.groups import Group, UnpackedSequence, unpack
+from reference_impl.images import check_images, pixel_values
 from reference_impl.logps import target_logps
 
 Batching = Literal["row-per-sequence", "padded-left", "padded-right"]
@@ -79,7 +80,8 @@ def per_token_logps(model: nn.Module, groups: Sequence[Group], **form: Unpack[Fo
         float64 if the model computes in it.
 
     Raises:
-        ValueError: An option that is unknown, negative or without meaning for the batching.
+        ValueError: An option that is unknown, negative or without meaning for the batching, or images that do not fit
+            their prompt or the model.
     """
     return _by_batches(_batch_logps, model, groups, **form)
 
@@ -119,6 +121,9 @@ def _by_batches(
 ) -> list[Tensor]:
     _check_options(batching, junk_tokens_in_front, first_position, extra_padding, row_order, max_rows)
     sequences = unpack(groups)
+    config = getattr(model, "config", None)  # a wrapper may have none
+    for index, sequence in enumerate(sequences):
+        check_images(sequence.images, sequence.prompt_ids, sequence.completion_ids, config, f"sequence {index}")
     order = list(range(len(sequences)))
     if row_order == "reversed":
         order.reverse()
@@ -186,12 +191,16 @@ def _batch_logps(model: nn.Module, rows: Sequence[UnpackedSequence], batch: Padd
     columns = sorted(set().union(*predictors))
     # Without a masked token this is the ordinary call on one sequence, in which no mask is passed at all.
     masked = bool((batch.attention_mask == 0).any())
+    # Every row has its own copies of its images, one row after another, as the placeholders are found.
+    images = [image for row in rows for image in row.images]
+    seen = {"pixel_values": pixel_values(images, model)} if images else {}
     output = model(
         input_ids=batch.input_ids.to(device),
         attention_mask=batch.attention_mask.to(device) if masked else None,
         position_ids=batch.position_ids.to(device),
         use_cache=False,
         logits_to_keep=torch.tensor(columns, device=device),
+        **seen,
     )
     logits_BPV: Tensor = output.logits
     if logits_BPV.shape[:2] != (len(rows), len(columns)):

@@ -10,19 +10,23 @@
 
 A case of supervised fine-tuning has ``"objective": "sft-token-mean"`` (or ``"sft-example-mean"``), groups without
 negatives, and where some tokens of a response are not supervised ``completion_masks``, one list for each response.
+Images of a prompt are ``"images": [{"shape": [3, 384, 384], "pixels": "...", "token_id": 151646}]``: the float32 pixel
+values of ``shape`` in base64, and the token that stands in the prompt for each of their features.
 """
 
 from __future__ import annotations
 
 import hashlib
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
+from verify.images import Image
 from verify.objective import ObjectiveName
 from verify.strict_json import JsonFileError, json_text, read_json
 
@@ -44,11 +48,18 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class _Image(_Part):
+    shape: tuple[int, int, int]
+    pixels: Base64Bytes
+    token_id: int
+
+
 class _Group(_Part):
     prompt_ids: _Ids
     positives: Annotated[tuple[_Ids, ...], _NotEmpty]
     negatives: tuple[_Ids, ...] = ()
     completion_masks: tuple[tuple[bool, ...], ...] = ()
+    images: tuple[_Image, ...] = ()
     source: str = ""
 
 
@@ -67,7 +78,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
     Args:
         path: A JSON list of cases: ``name``, ``why`` and ``objective`` (optional), and ``groups`` of ``prompt_ids``,
-            ``positives``, ``negatives`` and ``completion_masks`` (optional).
+            ``positives``, ``negatives``, ``completion_masks`` and ``images`` (optional).
 
     Returns:
         The cases, in the order of the file.
@@ -109,6 +120,10 @@ def cases_text(cases: Sequence[Case]) -> str:
                     positives=group.positives,
                     negatives=group.negatives,
                     completion_masks=group.completion_masks,
+                    images=tuple(
+                        _Image(shape=each.shape, pixels=b64encode(each.pixels), token_id=each.token_id)
+                        for each in group.images
+                    ),
                     source=group.source,
                 )
                 for group in case.groups
@@ -135,6 +150,7 @@ def _groups(case: _Case) -> tuple[PreferenceGroup, ...]:
                     group.negatives,
                     source=group.source,
                     completion_masks=group.completion_masks,
+                    images=tuple(Image(each.shape, each.pixels, each.token_id) for each in group.images),
                 )
             )
         except ValueError as error:

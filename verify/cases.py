@@ -59,6 +59,11 @@ class Case:
         return "pairs" if all(group.is_pair and not group.completion_masks for group in self.groups) else "groups"
 
     @property
+    def has_images(self) -> bool:
+        """Whether some prompt has an image."""
+        return any(group.images for group in self.groups)
+
+    @property
     def num_passes(self) -> int:
         """Forward passes of a step: one, and for a preference that of the frozen policy."""
         return 2 if self.objective_name in PREFERENCE_NAMES else 1

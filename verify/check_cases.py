@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from reports.record import DataRecord
 from verify.case_files import read_cases
 from verify.cases import Case, under
+from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import real_cases, synthetic_cases
 from verify.default_cases.tiny import tiny_cases
+from verify.images import ImageFormat
 from verify.objective import REWARD_MODEL, ComparingName
 
 if TYPE_CHECKING:
@@ -21,16 +23,23 @@ _VIOLATIONS_KEPT = 50
 
 
 def choose_cases(
-    options: CheckOptions, *, vocab_size: int, reduced: bool, objective: ComparingName, reward_models: bool = True
+    options: CheckOptions,
+    *,
+    vocab_size: int,
+    reduced: bool,
+    objective: ComparingName,
+    reward_models: bool = True,
+    images: ImageFormat | None = None,
 ) -> tuple[tuple[Case, ...], LoadedPairs | None]:
     """The cases that options ask for: real pairs, those of a file, or our own.
 
     Args:
         options: The options.
-        vocab_size: Of the model.
+        vocab_size: Of the model, tokens of text alone.
         reduced: Whether a few cases stand for all of our own.
         objective: The objective of the run. Where it is not "sigmoid", every case of pairs and groups is under it.
         reward_models: Whether cases of reward models are among our own that run unless some are named.
+        images: What the model takes as an image; None where it sees none.
 
     Returns:
         The cases, and the real pairs where there are some.
@@ -49,7 +58,7 @@ def choose_cases(
         if options.cases_file is not None:
             cases = default = read_cases(options.cases_file)
         else:
-            cases, default = _own_cases(options, vocab_size, reduced, objective, reward_models)
+            cases, default = _own_cases(options, vocab_size, reduced, objective, reward_models, images)
     chosen = _named(options.cases, cases) if options.cases else default
     return tuple(chosen if objective == "sigmoid" else [under(case, objective) for case in chosen]), loaded
 
@@ -63,11 +72,17 @@ def _refuse_options_of_data(options: CheckOptions) -> None:
 
 
 def _own_cases(
-    options: CheckOptions, vocab_size: int, reduced: bool, objective: ComparingName, reward_models: bool
+    options: CheckOptions,
+    vocab_size: int,
+    reduced: bool,
+    objective: ComparingName,
+    reward_models: bool,
+    images: ImageFormat | None,
 ) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
     """Those that can be named, and those that run unless some are."""
     named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
     # Cases that are there for one objective each mean nothing under another.
+    named = (*named, *(image_cases(vocab_size, options.seed, images) if images else ()))
     others = objective_cases(vocab_size, options.seed) if objective == "sigmoid" else ()
     of_run = [case for case in others if reward_models or case.objective_name != REWARD_MODEL]
     default = few if reduced else (*named, *of_run) if options.full else named

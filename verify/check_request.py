@@ -23,6 +23,7 @@ from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
+from verify.images import check_format
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
@@ -32,6 +33,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
+from verify.models.vision import image_format
 from verify.objective import REWARD_MODEL, run_objective
 from verify.precision import PRECISIONS
 from verify.proof_of_life.findings import prove, without_planted
@@ -185,18 +187,26 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
     )
+    images = image_format(config)
     no_oracle = unknown_to_oracle(config)
     if objective.name == REWARD_MODEL and options.reference != "adapters-off":
         raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
     cases, loaded = choose_cases(
-        options, vocab_size=vocab_size, reduced=reduced, objective=objective.name, reward_models=not no_oracle
+        options,
+        vocab_size=vocab_size,
+        reduced=reduced,
+        objective=objective.name,
+        reward_models=not no_oracle,
+        images=images,
     )
     if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
         raise ValueError(
             f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
         )
     for case in cases:
-        check_token_ids(case.groups, vocab_size)
+        check_token_ids(case.groups, int(config.get_text_config().vocab_size))
+        for index, group in enumerate(case.groups):
+            check_format(group.images, group.prompt_ids, images, f"case {case.name}, group {index}")
     request = GateRequest(
         model=model,
         dtypes=_dtypes(options),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from verify.groups import PreferenceGroup, TokenIds
+from verify.images import Image
 from verify.models.adapters import adapter_active, adapters_off
 
 if TYPE_CHECKING:  # not imported where only names are asked for
@@ -81,7 +82,7 @@ class CachedLogps:
     """
 
     compute: Callable[[Sequence[PreferenceGroup]], Sequence[Tensor]]
-    known: dict[tuple[TokenIds, TokenIds], Tensor] = field(default_factory=dict, repr=False)
+    known: dict[tuple[TokenIds, tuple[Image, ...], TokenIds], Tensor] = field(default_factory=dict, repr=False)
     name: ClassVar[ReferenceName] = "cached"
     passes: ClassVar[int] = 0
 
@@ -96,7 +97,7 @@ class CachedLogps:
         """
         found: list[Tensor] = []
         for group in groups:
-            keys = [(group.prompt_ids, completion) for completion in group.completions]
+            keys = [(group.prompt_ids, group.images, completion) for completion in group.completions]
             if any(key not in self.known for key in keys):
                 self.known.update(zip(keys, self.compute([group]), strict=True))
             found += [self.known[key].clone() for key in keys]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from verify.images import Image, check_placeholders
+
 TokenIds = tuple[int, ...]
 
 
@@ -26,10 +28,11 @@ class PreferenceGroup:
         source: Where the group came from (``file:line``), or "" for a constructed one.
         completion_masks: Which tokens of each response are supervised, in the order of ``completions``; ``()`` where
             all of them are.
+        images: The images of the prompt, in the order in which their placeholders stand in it.
 
     Raises:
-        ValueError: An empty prompt, an empty response, no positive, a negative token id, or masks that do not fit the
-            responses.
+        ValueError: An empty prompt, an empty response, no positive, a negative token id, masks that do not fit the
+            responses, or images that do not fit the prompt.
     """
 
     prompt_ids: TokenIds
@@ -37,6 +40,7 @@ class PreferenceGroup:
     negatives: tuple[TokenIds, ...] = ()
     source: str = field(default="", compare=False)
     completion_masks: tuple[tuple[bool, ...], ...] = ()
+    images: tuple[Image, ...] = ()
 
     def __post_init__(self) -> None:
         where = f" ({self.source})" if self.source else ""
@@ -53,6 +57,7 @@ class PreferenceGroup:
                 raise ValueError(f"token id {token_id!r}{where}: token ids are non-negative integers")
         if self.completion_masks:
             self._check_masks(where)
+        check_placeholders(self.images, self.prompt_ids, self.completions, where)
 
     def _check_masks(self, where: str) -> None:
         if len(self.completion_masks) != len(self.completions):

@@ -68,7 +68,7 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         hidden_states = args[0] if args else kwargs["hidden_states"]
         count.layer_slots += hidden_states.shape[:-1].numel()
 
-    layer = _first_decoder_layer(model)
+    layer = _first_decoder_layer(model, embedding)
     handles = [embedding.register_forward_hook(add, with_kwargs=True)]
     if layer is not None:
         handles.append(layer.register_forward_hook(add_layer, with_kwargs=True))
@@ -79,8 +79,16 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
             handle.remove()
 
 
-def _first_decoder_layer(model: Any) -> nn.Module | None:
-    """The module called ``layers.0``, as every decoder of transformers calls it; None where there is none."""
+def _first_decoder_layer(model: Any, embedding: nn.Module) -> nn.Module | None:
+    """The module called ``layers.0``, as every decoder of transformers calls it; None where there is none.
+
+    A tower that sees images has layers of that name too; those of the decoder stand beside its embedding.
+    """
     if not isinstance(model, nn.Module):
         return None
-    return next((module for name, module in model.named_modules() if f".{name}".endswith(".layers.0")), None)
+    modules = dict(model.named_modules())
+    named_so = [name for name in modules if f".{name}".endswith(".layers.0")]
+    if len(named_so) > 1:
+        beside = next((name for name, module in modules.items() if module is embedding), "")
+        named_so.sort(key=lambda name: not beside.startswith(name.removesuffix("layers.0")))
+    return modules[named_so[0]] if named_so else None

@@ -30,7 +30,7 @@ def random_groups(num_groups: int) -> list[SimpleNamespace]:
         return TOKENS[start : start + length]
 
     return [
-        SimpleNamespace(prompt_ids=ids(), positives=(ids(),), negatives=(ids(),), completion_masks=())
+        SimpleNamespace(prompt_ids=ids(), positives=(ids(),), negatives=(ids(),), completion_masks=(), images=())
         for _ in range(num_groups)
     ]
 

@@ -70,7 +70,7 @@ def random_pair(prompt: int, response: int) -> SimpleNamespace:
         return tuple(torch.randint(VOCABULARY, (length,), generator=generator).tolist())
 
     return SimpleNamespace(
-        prompt_ids=ids(prompt), positives=(ids(response),), negatives=(ids(response),), completion_masks=()
+        prompt_ids=ids(prompt), positives=(ids(response),), negatives=(ids(response),), completion_masks=(), images=()
     )
 
 

@@ -89,7 +89,11 @@ def group_of(num_responses: int) -> SimpleNamespace:
     )
     half = num_responses // 2
     return SimpleNamespace(
-        prompt_ids=prompt, positives=tuple(responses[:half]), negatives=tuple(responses[half:]), completion_masks=()
+        prompt_ids=prompt,
+        positives=tuple(responses[:half]),
+        negatives=tuple(responses[half:]),
+        completion_masks=(),
+        images=(),
     )
 
 

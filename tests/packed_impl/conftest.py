@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -63,6 +64,7 @@ class Group:
     positives: tuple[tuple[int, ...], ...]
     negatives: tuple[tuple[int, ...], ...] = ()
     completion_masks: tuple[tuple[bool, ...], ...] = ()
+    images: tuple[Any, ...] = ()
 
 
 def with_lora(model: nn.Module, targets: Sequence[str], trained_in_full: Sequence[str] = ()) -> nn.Module:

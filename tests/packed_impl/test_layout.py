@@ -21,6 +21,7 @@ groups_of_any_shape = st.lists(
         positives=responses,
         negatives=st.just(()) | responses,
         completion_masks=st.just(()),
+        images=st.just(()),
     ),
     min_size=1,
     max_size=4,
@@ -100,7 +101,7 @@ def test_rows_filled_by_the_slots_of_each_tree_never_overflow(groups: list[Simpl
 
 
 def test_repeating_the_last_prompt_token_splits_the_tree_one_token_earlier() -> None:
-    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=())
+    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=(), images=())
     packed = pack([group], layout="repeat-prompt-token")
     assert packed.input_ids.tolist() == [[1, 2, 3, 2, 4, 5]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 1, 2, 3]]
@@ -109,7 +110,7 @@ def test_repeating_the_last_prompt_token_splits_the_tree_one_token_earlier() -> 
 
 
 def test_sequences_packed_block_by_block_are_roots_with_the_whole_prompt() -> None:
-    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=())
+    group = SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=(), images=())
     packed = pack([group], layout="block-diagonal")
     assert packed.input_ids.tolist() == [[1, 2, 3, 1, 2, 4, 5]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3]]
@@ -120,8 +121,8 @@ def test_sequences_packed_block_by_block_are_roots_with_the_whole_prompt() -> No
 def test_a_prefix_tree_shares_what_responses_and_groups_have_in_common() -> None:
     """``1 2`` begins all sequences, ``3`` is in the first two responses and ends the third."""
     groups = [
-        SimpleNamespace(prompt_ids=(1, 2), positives=((3, 4),), negatives=((3, 5),), completion_masks=()),
-        SimpleNamespace(prompt_ids=(1,), positives=((2, 3),), negatives=((2, 6),), completion_masks=()),
+        SimpleNamespace(prompt_ids=(1, 2), positives=((3, 4),), negatives=((3, 5),), completion_masks=(), images=()),
+        SimpleNamespace(prompt_ids=(1,), positives=((2, 3),), negatives=((2, 6),), completion_masks=(), images=()),
     ]
     packed = pack(groups, layout="prefix-tree")
     assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5, 6]]
@@ -132,7 +133,7 @@ def test_a_prefix_tree_shares_what_responses_and_groups_have_in_common() -> None
 
 
 def test_a_one_token_prompt_that_is_repeated_leaves_only_roots() -> None:
-    group = SimpleNamespace(prompt_ids=(2,), positives=((3,),), negatives=((4, 5),), completion_masks=())
+    group = SimpleNamespace(prompt_ids=(2,), positives=((3,),), negatives=((4, 5),), completion_masks=(), images=())
     packed = pack([group], layout="repeat-prompt-token")
     assert packed.input_ids.tolist() == [[2, 3, 2, 4, 5]]
     assert [segment.parent for segment in packed.forests[0].segments] == [None, None]
@@ -140,8 +141,8 @@ def test_a_one_token_prompt_that_is_repeated_leaves_only_roots() -> None:
 
 def test_rows_per_group_are_padded_to_the_longest() -> None:
     groups = [
-        SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=()),
-        SimpleNamespace(prompt_ids=(6,), positives=((7,),), negatives=(), completion_masks=()),
+        SimpleNamespace(prompt_ids=(1, 2), positives=((3,),), negatives=((4, 5),), completion_masks=(), images=()),
+        SimpleNamespace(prompt_ids=(6,), positives=((7,),), negatives=(), completion_masks=(), images=()),
     ]
     packed = pack(groups, rows="row-per-group", pad_token_id=9)
     assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 9, 9, 9]]
@@ -149,7 +150,10 @@ def test_rows_per_group_are_padded_to_the_longest() -> None:
     assert packed.forests[1].segments[-1].parent is None
 
 
-THREE = [SimpleNamespace(prompt_ids=(i,), positives=((10 * i,),), negatives=(), completion_masks=()) for i in (1, 2, 3)]
+THREE = [
+    SimpleNamespace(prompt_ids=(i,), positives=((10 * i,),), negatives=(), completion_masks=(), images=())
+    for i in (1, 2, 3)
+]
 
 
 def test_groups_lie_where_they_are_put_and_the_maps_keep_the_order_given() -> None:
@@ -200,7 +204,7 @@ def test_a_row_over_the_row_length_is_refused_not_cut() -> None:
 
 @pytest.mark.parametrize(("layout", "slots"), [("shared-prompt", 5), ("block-diagonal", 6), ("prefix-tree", 4)])
 def test_a_group_over_the_row_length_is_named(layout: str, slots: int) -> None:
-    long = SimpleNamespace(prompt_ids=(1,), positives=((2, 3), (2, 4)), negatives=(), completion_masks=())
+    long = SimpleNamespace(prompt_ids=(1,), positives=((2, 3), (2, 4)), negatives=(), completion_masks=(), images=())
     with pytest.raises(ValueError, match=f"^group 1 takes {slots} slots, more than the row length of 3: groups are"):
         pack([THREE[0], long], layout=layout, row_length=3)
 
@@ -209,15 +213,15 @@ def test_a_group_over_the_row_length_is_named(layout: str, slots: int) -> None:
     ("group", "message"),
     [
         (
-            SimpleNamespace(prompt_ids=(), positives=((1,),), negatives=(), completion_masks=()),
+            SimpleNamespace(prompt_ids=(), positives=((1,),), negatives=(), completion_masks=(), images=()),
             "group 0 has an empty prompt",
         ),
         (
-            SimpleNamespace(prompt_ids=(1,), positives=(), negatives=((1,),), completion_masks=()),
+            SimpleNamespace(prompt_ids=(1,), positives=(), negatives=((1,),), completion_masks=(), images=()),
             "group 0 has no positive response",
         ),
         (
-            SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=((2,), ()), completion_masks=()),
+            SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=((2,), ()), completion_masks=(), images=()),
             r"empty response negatives\[1\]",
         ),
     ],
@@ -234,6 +238,6 @@ def test_nothing_to_pack_is_an_error() -> None:
 
 @pytest.mark.parametrize(("choice", "known"), [("layout", LAYOUTS), ("rows", ROWS)])
 def test_unknown_choices_list_the_known_ones(choice: str, known: tuple[str, ...]) -> None:
-    group = SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=(), completion_masks=())
+    group = SimpleNamespace(prompt_ids=(1,), positives=((1,),), negatives=(), completion_masks=(), images=())
     with pytest.raises(ValueError, match=f"unknown {choice} 'other': expected one of {', '.join(known)}"):
         pack([group], **{choice: "other"})

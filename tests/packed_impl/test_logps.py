@@ -84,7 +84,9 @@ def test_a_model_without_a_head_is_refused(tiny_model: Build, pair_and_group: li
 
 def test_the_shift_by_one_of_an_unpacked_row_would_be_noticed(tiny_model: Build) -> None:
     """The neighbour in the row is the wrong predictor of a branch's first token, and of that token alone."""
-    group = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6, 7),), completion_masks=())
+    group = SimpleNamespace(
+        prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6, 7),), completion_masks=(), images=()
+    )
     layout = pack([group])
     shifted = replace(layout, predictor_slots=layout.token_slots - 1)
     model = tiny_model()

@@ -118,7 +118,12 @@ def groups_over(token_ids: st.SearchStrategy[int]) -> st.SearchStrategy[list[Any
     sequence = st.lists(token_ids, min_size=1, max_size=4).map(tuple)
     responses = st.lists(sequence, min_size=1, max_size=3).map(tuple)
     group = st.builds(
-        SimpleNamespace, prompt_ids=sequence, positives=responses, negatives=responses, completion_masks=st.just(())
+        SimpleNamespace,
+        prompt_ids=sequence,
+        positives=responses,
+        negatives=responses,
+        completion_masks=st.just(()),
+        images=st.just(()),
     )
     return st.lists(group, min_size=1, max_size=3)
 

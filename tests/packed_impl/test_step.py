@@ -83,7 +83,9 @@ def test_flex_crosses_block_borders(tiny_model: Build, unpacked_logps: Unpacked)
         return tuple((start + 7 * i) % 61 for i in range(length))
 
     groups = [
-        SimpleNamespace(prompt_ids=ids(1, 129), positives=(ids(2, 127),), negatives=(ids(3, 128),), completion_masks=())
+        SimpleNamespace(
+            prompt_ids=ids(1, 129), positives=(ids(2, 127),), negatives=(ids(3, 128),), completion_masks=(), images=()
+        )
     ]
     model = tiny_model()
     with torch.no_grad():
@@ -102,6 +104,7 @@ def groups_over(token_ids: st.SearchStrategy[int]) -> st.SearchStrategy[list[Any
         positives=responses(1),
         negatives=responses(0),
         completion_masks=st.just(()),
+        images=st.just(()),
     )
     return st.lists(group, min_size=1, max_size=3)
 
@@ -172,9 +175,11 @@ def test_a_planted_layout_fault_is_far_outside_the_tolerance(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rejected_tokens_do_not_see_chosen_tokens(tiny_model: Build, backend: str, layout: str) -> None:
     model = tiny_model()
-    pair = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5, 6),), negatives=((7, 8),), completion_masks=())
+    pair = SimpleNamespace(
+        prompt_ids=(1, 2, 3), positives=((4, 5, 6),), negatives=((7, 8),), completion_masks=(), images=()
+    )
     rewritten = SimpleNamespace(
-        prompt_ids=(1, 2, 3), positives=((44, 55, 56),), negatives=((7, 8),), completion_masks=()
+        prompt_ids=(1, 2, 3), positives=((44, 55, 56),), negatives=((7, 8),), completion_masks=(), images=()
     )
     with torch.no_grad():
         chosen, rejected = per_token_logps(model, [pair], backend=backend, layout=layout)
@@ -186,9 +191,13 @@ def test_rejected_tokens_do_not_see_chosen_tokens(tiny_model: Build, backend: st
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_groups_in_one_row_do_not_see_each_other(tiny_model: Build, backend: str) -> None:
     model = tiny_model()
-    kept = SimpleNamespace(prompt_ids=(9, 8), positives=((7, 6),), negatives=((5,),), completion_masks=())
-    before = SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6,),), completion_masks=())
-    after = SimpleNamespace(prompt_ids=(31, 32, 33), positives=((34, 35),), negatives=((36,),), completion_masks=())
+    kept = SimpleNamespace(prompt_ids=(9, 8), positives=((7, 6),), negatives=((5,),), completion_masks=(), images=())
+    before = SimpleNamespace(
+        prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6,),), completion_masks=(), images=()
+    )
+    after = SimpleNamespace(
+        prompt_ids=(31, 32, 33), positives=((34, 35),), negatives=((36,),), completion_masks=(), images=()
+    )
     with torch.no_grad():
         first = per_token_logps(model, [before, kept], backend=backend)
         second = per_token_logps(model, [after, kept], backend=backend)
@@ -203,8 +212,10 @@ def test_the_dpo_loss_is_that_of_the_unpacked_model(
 ) -> None:
     model = tiny_model(torch.float64)
     pairs = [
-        SimpleNamespace(prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6, 7, 8),), completion_masks=()),
-        SimpleNamespace(prompt_ids=(9,), positives=((3,),), negatives=((2, 1),), completion_masks=()),
+        SimpleNamespace(
+            prompt_ids=(1, 2, 3), positives=((4, 5),), negatives=((6, 7, 8),), completion_masks=(), images=()
+        ),
+        SimpleNamespace(prompt_ids=(9,), positives=((3,),), negatives=((2, 1),), completion_masks=(), images=()),
     ]
     result = dpo_loss(model, pairs, backend=backend, rows=rows, beta=0.1, label_smoothing=0.2, logit_chunk=4)
     policy = unpacked_logps(model, pairs)

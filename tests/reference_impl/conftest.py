@@ -90,6 +90,7 @@ class Pair:
     positives: tuple[tuple[int, ...], ...]
     negatives: tuple[tuple[int, ...], ...]
     completion_masks: tuple[tuple[bool, ...], ...] = ()
+    images: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,9 @@ def tensor(*values: float) -> torch.Tensor:
 def group(positives, negatives=(), masks=()) -> SimpleNamespace:
     """Only the lengths matter here: a completion is given by its number of tokens."""
     completions = [tuple((1,) * length for length in lengths) for lengths in (positives, negatives)]
-    return SimpleNamespace(prompt_ids=(1,), positives=completions[0], negatives=completions[1], completion_masks=masks)
+    return SimpleNamespace(
+        prompt_ids=(1,), positives=completions[0], negatives=completions[1], completion_masks=masks, images=()
+    )
 
 
 def draw_logps(groups, seed: int) -> list[torch.Tensor]:

@@ -8,7 +8,9 @@ from reference_impl.groups import UnpackedSequence, unpack
 
 
 def group(prompt, positives, negatives, masks=()) -> SimpleNamespace:
-    return SimpleNamespace(prompt_ids=prompt, positives=positives, negatives=negatives, completion_masks=masks)
+    return SimpleNamespace(
+        prompt_ids=prompt, positives=positives, negatives=negatives, completion_masks=masks, images=()
+    )
 
 
 def test_completions_come_group_by_group_positives_first() -> None:

@@ -135,6 +135,7 @@ def test_one_sequence_costs_what_it_costs_transformers(tiny, many) -> None:
                 positives=(sequence.completion_ids,),
                 negatives=(),
                 completion_masks=(),
+                images=(),
             )
         ]
         actual = loss_of(made, alone, gradients=False).loss

@@ -15,6 +15,7 @@ from verify.checks.yardsticks import Yardsticks, measure_yardsticks
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, restored_model
+from verify.models.vision import num_text_tokens
 from verify.objective import REWARD_MODEL, RunObjective, preference_beside
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
@@ -86,7 +87,8 @@ def measure_setting(
         SubjectError: The unpacked path itself cannot be run.
         StructureError: It cannot be compared.
     """
-    every = check_cases(int(holder.model.get_input_embeddings().num_embeddings), seed, objective.name)
+    num_tokens = num_text_tokens(holder.model.config, int(holder.model.get_input_embeddings().num_embeddings))
+    every = check_cases(num_tokens, seed, objective.name)
     cases, preference = every.on(reward_model=holder.is_reward_model), preference_beside(objective)
     if holder.is_reward_model:  # what is asked of rewards has no budget that the model enters
         yardsticks = Yardsticks(token_budgets={}, losses={}, absolute={})

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import cast
 
 from verify.data.rows import check_file
+from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import synthetic_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
+from verify.images import ImageFormat
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX, named_config
 from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, VARIATION_NAMES
 from verify.precision import DTYPE_NAMES, PRECISIONS
@@ -71,11 +73,9 @@ def check_variations(names: Sequence[str]) -> None:
 
 def check_case_names(names: Sequence[str]) -> None:
     """Refuse an unknown case of ours."""
-    _check_names(
-        "case",
-        names,
-        [case.name for cases_of in (tiny_cases, synthetic_cases, objective_cases) for case in cases_of(2**8, 0)],
-    )
+    with_images = image_cases(2**8, 0, ImageFormat((1, 1, 1), token_id=2**8, num_tokens=1))
+    others = [case for cases_of in (tiny_cases, synthetic_cases, objective_cases) for case in cases_of(2**8, 0)]
+    _check_names("case", names, [case.name for case in (*others, *with_images)])
 
 
 def check_subjects(names: Sequence[str], backends: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ from verify.diagnosis.triangulation import independent_logps, odd_one_out
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Mutation
 from verify.model_state import WeightsChangedError
+from verify.models.vision import num_text_tokens
 from verify.objective import ObjectiveName, Sft
 from verify.observation import Observation
 from verify.subject import Subject, SubjectError, kinds_taken, support_for
@@ -110,7 +111,8 @@ class Diagnostician:
         Returns:
             The diagnosis; empty but for its notes where the subject does not fail again or breaks its contract.
         """
-        vocab_size = int(self.bench.model.get_input_embeddings().num_embeddings)
+        model = self.bench.model
+        vocab_size = num_text_tokens(model.config, int(model.get_input_embeddings().num_embeddings))
         try:
             wanted = kinds_to_try(failing, kinds_taken(subject))
         except SubjectError as error:

@@ -188,8 +188,9 @@ def _cases_of(findings: Sequence[Finding], request: GateRequest) -> tuple[str, .
 
 
 def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:
+    """Cases that failed; not those with images, whose prompts cannot be rewritten token by token."""
     names = {result.case for result in failure.failing}
-    return tuple(case for case in request.cases if case.name in names)
+    return tuple(case for case in request.cases if case.name in names and not case.has_images)
 
 
 def _tiny(failing: Sequence[Case], vocab_size: int, seed: int) -> tuple[Case, ...]:

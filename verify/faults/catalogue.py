@@ -12,6 +12,7 @@ from verify.faults import (
     bins,
     examples,
     gradients,
+    images,
     kept,
     labels,
     larger_groups,
@@ -65,6 +66,8 @@ FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
     *two_pass.FAULTS,
 )
 """What only a run with cases of some other preference objective than sigmoid can show."""
+FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
+"""What only a run with a model that sees images can show; not part of a run of the catalogue, whose model is tiny."""
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
 CATALOGUE: tuple[Mutation, ...] = (
@@ -92,7 +95,7 @@ def mutation_named(name: str) -> Mutation:
     Raises:
         ValueError: Unknown; the message gives the nearest names.
     """
-    by_name = {mutation.name: mutation for mutation in CATALOGUE}
+    by_name = {mutation.name: mutation for mutation in (*CATALOGUE, *FAULTS_OF_IMAGES)}
     if name not in by_name:
         close = get_close_matches(name, by_name, n=3, cutoff=0.4)
         nearest = f": did you mean {' or '.join(close)}?" if close else ""

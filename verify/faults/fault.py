@@ -59,6 +59,8 @@ class Mutation:
         packing: The layout it is planted in.
         kinds: Kinds of case it is planted on.
         remembers: Whether the replacement is handed a dict that lasts as long as its subject, as keyword ``kept``.
+        with_images: Whether it is planted on cases with images, and on those only; what rewrites prompts would leave
+            their placeholders without images.
         of_rewards: Whether it is planted in the step of a reward model, and no other: cases of that objective have it.
 
     Raises:
@@ -74,6 +76,7 @@ class Mutation:
     packing: Packing = Packing()
     kinds: tuple[CaseKind, ...] = ("pairs",)
     remembers: bool = False
+    with_images: bool = False
     of_rewards: bool = False
 
     def __post_init__(self) -> None:
@@ -98,6 +101,8 @@ class Mutation:
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes; the condition is asked of cases of its kinds only."""
         if (case.objective_name == REWARD_MODEL) != self.of_rewards or case.kind not in self.kinds:
+            return False
+        if case.has_images != self.with_images:
             return False
         holds = self.bites_where.holds
         if not getattr(holds, "__module__", "").startswith("verify.faults."):  # the catalogue's change nothing

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.groups import TokenIds
+from verify.images import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,15 @@ class Piece:
         parent: Index, in the same row, of the piece that this one continues, or None.
         held: What it holds of completions; of each at most one run. Nothing for a prompt or padding.
         is_padding: Whether the piece fills the row up.
+        features: For each token the number of the image feature that takes its place, -1 for none; ``()`` where none
+            of them is a placeholder.
     """
 
     ids: TokenIds
     parent: int | None
     held: tuple[Held, ...] = ()
     is_padding: bool = False
+    features: tuple[int, ...] = ()
 
     @property
     def completion(self) -> int | None:
@@ -94,12 +98,16 @@ class Rows:
 
     Args:
         rows: The pieces of each row.
+        images: The images of all prompts, each distinct one once.
+        per_image: Features of each; feature j of image i has the number ``i * per_image + j``.
 
     Raises:
         ValueError: No row, an empty piece, or rows of different lengths.
     """
 
     rows: tuple[tuple[Piece, ...], ...]
+    images: tuple[Image, ...] = ()
+    per_image: int = 0
 
     def __post_init__(self) -> None:
         lengths = {sum(len(piece.ids) for piece in row) for row in self.rows}
@@ -117,6 +125,11 @@ class Rows:
     def input_ids(self) -> Tensor:
         """int64, [B, T]."""
         return torch.tensor([[token for piece in row for token in piece.ids] for row in self.rows])
+
+    @property
+    def features(self) -> Tensor:
+        """Number of the image feature in each slot, -1 where there is none; int64, [B, T]."""
+        return torch.tensor([[f for p in row for f in p.features or (-1,) * len(p.ids)] for row in self.rows])
 
     @property
     def segment_ids(self) -> Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from verify.families.names import select_families
 from verify.families.tiny_config import tiny_config
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX
 from verify.models.lora import rounded_normal
 from verify.models.random_weights import freeze, implementations
+from verify.models.vision import VISION_FAMILIES, auto_class, image_format, tiny_llava_config
 from verify.subject import said_by
 
 WEIGHT_STD = 0.2
@@ -33,8 +34,8 @@ def tiny_family(name: str) -> str:
     """
     if not name.lower().startswith(TINY_PREFIX) or name.lower() in NAMED_CONFIGS:
         return ""
-    (family,) = select_families([name.lower().removeprefix(TINY_PREFIX)])
-    return family
+    family = name.lower().removeprefix(TINY_PREFIX)
+    return family if family in VISION_FAMILIES else select_families([family])[0]
 
 
 def family_config(family: str) -> PreTrainedConfig:
@@ -44,7 +45,10 @@ def family_config(family: str) -> PreTrainedConfig:
         ValueError: It cannot be built, not small, or not with SDPA, which the unpacked path is computed with.
     """
     try:
-        config = tiny_config(family, vocab_size=_VOCAB_SIZE, num_positions=_NUM_POSITIONS)
+        if family in VISION_FAMILIES:
+            config = tiny_llava_config(num_text_tokens=_VOCAB_SIZE, num_positions=_NUM_POSITIONS)
+        else:
+            config = tiny_config(family, vocab_size=_VOCAB_SIZE, num_positions=_NUM_POSITIONS)
         size = sum(parameter.numel() for parameter in _without_weights(config).parameters())
     except Exception as error:  # whatever a config or a model class raises
         why = said_by(error)
@@ -78,7 +82,7 @@ def build_family(family: str, *, dtype: torch.dtype, seed: int) -> Any:
     config = family_config(family)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # for what is initialised at random and not drawn anew below
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **implementations(config))
+        model = auto_class(config).from_config(config, dtype=dtype, **implementations(config))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -89,6 +93,9 @@ def build_family(family: str, *, dtype: torch.dtype, seed: int) -> Any:
             else:
                 values = parameter
             parameter.copy_(values.to(torch.bfloat16))
+        if (taken := image_format(config)) is not None:
+            # The tower's first call hooks its layers for good. Later it would be a change that a subject left behind.
+            model.get_image_features(torch.zeros(1, *taken.shape, dtype=dtype))
     return freeze(model)
 
 
@@ -106,4 +113,4 @@ def module_names(config: PreTrainedConfig) -> tuple[str, ...]:
 
 def _without_weights(config: PreTrainedConfig) -> Any:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, **implementations(config))
+        return auto_class(config).from_config(config, **implementations(config))

@@ -16,6 +16,8 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from verify.models.vision import VISION_TOWER
+
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 LORA_TARGETS = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
 _CHOOSERS = frozenset({"gate", "router"})
@@ -68,7 +70,8 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "
     """Wrap a model with PEFT and draw both factors from a seeded generator.
 
     A ~ N(0, 1 / in), B ~ N(0, b^2) with b chosen so that RMS(scaling * B A) = strength * RMS(W). Values are rounded
-    to bfloat16, so that every dtype runs the same adapter.
+    to bfloat16, so that every dtype runs the same adapter. What sees images gets none: it has no gradient where a case
+    has no image.
 
     Args:
         model: A transformers causal LM, or another model of the same layers, which gets the same adapters.
@@ -79,13 +82,15 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "
     Returns:
         The PEFT model in eval mode; only LoRA tensors require grad.
     """
-    has_experts = any(".experts." in name for name, _ in model.named_parameters())
+    names = [name for name, _ in model.named_parameters()]
+    has_experts = any(".experts." in name for name in names)
     named = spec.targets_in(has_experts=has_experts)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
         lora_dropout=0.0,
         target_modules=list(named if any(name in named for name in _linear_layers(model)) else _linear_layers(model)),
+        exclude_modules=rf".*\b{VISION_TOWER}\b.*" if any(VISION_TOWER in name for name in names) else None,
         bias="none",
         task_type=task_type,
     )

@@ -16,6 +16,7 @@ from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_f
 from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
 from verify.models.random_weights import build_random, hf_config, moved_copy
 from verify.models.reward_model import train_score_head, with_score_head
+from verify.models.vision import num_text_tokens
 
 FROZEN_ADAPTER = "reference"
 
@@ -203,12 +204,13 @@ def requested_config(request: ModelRequest) -> Any:
 
 
 def vocabulary_size(request: ModelRequest) -> int:
-    """Rows of the embedding, read from the config alone.
+    """Rows of the embedding that are tokens of text, read from the config alone.
 
     Raises:
         ValueError: As for :func:`requested_config`.
     """
-    return int(requested_config(request).get_text_config().vocab_size)
+    config = requested_config(request)
+    return num_text_tokens(config, int(config.get_text_config().vocab_size))
 
 
 def has_rotary_positions(config: Any) -> bool:

@@ -71,7 +71,9 @@ def prove(request: GateRequest, outcome: GateOutcome, plantings: Plantings, *, i
     judged = without_planted(outcome, plantings)
     return Proof(
         planted=planted_records(findings),
-        blind_spots=blind_spots(request, judged.results, outcome.model.model.config, within_rounding=hidden),
+        blind_spots=blind_spots(
+            request, judged.results, outcome.model.model.config.get_text_config(), within_rounding=hidden
+        ),
         reasons=reasons_of(findings),
         notes=notes_of(plantings),
     )

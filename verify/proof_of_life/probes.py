@@ -81,3 +81,11 @@ PROBES_OF_REWARDS: tuple[Probe, ...] = (
     Probe("reward-positions-run-on", may_hide="in bfloat16"),
 )
 """Those of a reward model's step, planted on cases of that objective."""
+PROBES_OF_IMAGES: tuple[Probe, ...] = (
+    Probe("features-of-next-image"),
+    Probe("image-found-by-text"),
+    Probe("images-hidden-from-branches"),
+    Probe("images-left-out"),
+    Probe("last-image-for-all"),
+)
+"""Those of cases with images, which only a model has that sees them."""

@@ -157,10 +157,12 @@ class _Task:
         faint = {r.case: failure for r in self.results if (failure := failure_of(r, at_least=1.0)) is not None}
         failures = clear or faint
         cases = sorted(
-            (case for case in self.setting.request.cases if case.name in failures),
+            (case for case in self.setting.request.cases if case.name in failures and not case.has_images),
             # A pair says most to whoever reads it.
             key=lambda case: (CASE_KINDS.index(case.kind), case.pairwise_slots, case.name),
         )
+        if not cases:
+            raise NotShrunkError("not shrunk: it fails on cases with images only, whose prompts cannot be made smaller")
         if not clear:
             return self._as_it_is(cases[0], faint, f"not shrunk: less than {CLEARLY:g} budgets may be rounding")
         for number, case in enumerate(cases[:_STARTS]):

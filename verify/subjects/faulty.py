@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from packed_impl.attention import attention_implementation, pretrained_model
 from packed_impl.bins import packed_length
 from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
 from packed_impl.forest import positions as path_positions
+from packed_impl.images import PlacedImages, image_kwargs
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.preference import preference_terms
 from packed_impl.windows import layer_windows
@@ -44,6 +45,7 @@ from verify.frozen_policy import (
 )
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
+from verify.images import Image
 from verify.models.adapters import adapters_off
 from verify.module_walk import named_modules, named_parameters
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel, Sft
@@ -277,6 +279,8 @@ def _logps(
     device = model.device
     fed = known if known is not None and known.rows is rows else _Fed.by(stages, rows)
     targets, inputs = fed.targets, _inputs(fed, model)
+    if rows.images:
+        forwards = None  # which tells passes apart by their tokens
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
         logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
     else:
@@ -288,11 +292,14 @@ def _logps(
 
 def _inputs(fed: _Fed, model: Any) -> dict[str, Any]:
     """Keyword arguments of a forward pass."""
+    rows = fed.rows
+    placed = PlacedImages(rows.images, rows.per_image, rows.features) if rows.images else None
     return {
         "input_ids": fed.input_ids.to(model.device),
         "position_ids": fed.positions.to(model.device),
         "attention_mask": layer_windows(pretrained_model(model)).handed_out(partial(_told, fed, model)),
         "use_cache": False,
+        **({} if placed is None else image_kwargs(model, fed.input_ids, placed)),
     }
 
 
@@ -389,9 +396,15 @@ def _rows_of(packed: PackedLayout) -> Rows:
         for index, segment in enumerate(forest.segments):
             ids = tuple(packed.input_ids[number, segment.start : segment.stop].tolist())
             holds = tuple(held.get((number, index), ()))
-            pieces.append(Piece(ids, segment.parent, holds, is_padding=not holds and index not in parents))
+            features: tuple[int, ...] = ()
+            if packed.images is not None:
+                features = tuple(packed.images.features[number, segment.start : segment.stop].tolist())
+            is_padding = not holds and index not in parents
+            pieces.append(Piece(ids, segment.parent, holds, is_padding=is_padding, features=features))
         rows.append(tuple(pieces))
-    return Rows(tuple(rows))
+    if packed.images is None:
+        return Rows(tuple(rows))
+    return Rows(tuple(rows), images=cast("tuple[Image, ...]", packed.images.images), per_image=packed.images.per_image)
 
 
 def _held_by(packed: PackedLayout) -> dict[tuple[int, int], list[Held]]:

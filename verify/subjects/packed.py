@@ -211,7 +211,7 @@ def packed_reference(frozen: FrozenPolicy, groups: Sequence[PreferenceGroup]) ->
 def _by_identity(frozen: CachedLogps, groups: Sequence[PreferenceGroup]) -> dict[str, Tensor]:
     logps = iter(frozen.look_up(groups))
     return {
-        row_identity(group.prompt_ids, completion, mask or (True,) * len(completion)): next(logps).cpu()
+        row_identity(group.prompt_ids, completion, mask or (True,) * len(completion), group.images): next(logps).cpu()
         for group in groups
         for completion, mask in zip_longest(group.completions, group.completion_masks, fillvalue=())
     }

@@ -38,6 +38,7 @@ class Group:
     positives: tuple[TokenIds, ...]
     negatives: tuple[TokenIds, ...]
     completion_masks: tuple[tuple[bool, ...], ...] = ()
+    images: tuple[()] = ()
 
     @property
     def sequences(self) -> list[TokenIds]:

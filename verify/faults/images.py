@@ -1,0 +1,145 @@
+"""Faults with images in prompts; for models that see them, so not among those of the tiny model.
+
+Shape letters: B rows, T slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from verify.cases import CASE_KINDS, Case
+from verify.faults.conditions import Condition
+from verify.faults.fault import Fault
+from verify.faults.rows import Rows
+from verify.faults.stages import Layout, Mask
+from verify.groups import PreferenceGroup, TokenIds
+from verify.images import Image
+
+
+def _images(case: Case) -> list[Image]:
+    return [image for group in case.groups for image in group.images]
+
+
+def _has_images(case: Case) -> bool:
+    return bool(_images(case))
+
+
+def _has_different_images(case: Case) -> bool:
+    return len(set(_images(case))) > 1
+
+
+def _equal_text(case: Case) -> bool:
+    prompts = {(group.prompt_ids, group.images) for group in case.groups}
+    return len({ids for ids, _ in prompts}) < len(prompts)
+
+
+HAS_IMAGES = Condition("a prompt has an image", _has_images)
+DIFFERENT_IMAGES = Condition("a case has two different images", _has_different_images)
+EQUAL_TEXT = Condition("prompts of equal tokens have different images", _equal_text)
+
+
+def _renumbered(rows: Rows, number: Callable[[int], int]) -> Rows:
+    """Rows whose slots hold other features."""
+    return replace(
+        rows,
+        rows=tuple(
+            tuple(replace(p, features=tuple(f if f < 0 else number(f) for f in p.features)) for p in row)
+            for row in rows.rows
+        ),
+    )
+
+
+def features_of_next_image(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Features of all images are one batch that is handed out one image too late."""
+    rows = honest(groups)
+    num_features = len(rows.images) * rows.per_image
+    return _renumbered(rows, lambda feature: (feature + rows.per_image) % num_features)
+
+
+def last_image_for_all(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Of a row's images one is kept: the last."""
+    rows = honest(groups)
+    first_of_last = (len(rows.images) - 1) * rows.per_image
+    return _renumbered(rows, lambda feature: first_of_last + feature % rows.per_image)
+
+
+def image_found_by_text(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Features are kept by the tokens of the prompt."""
+    kept: dict[TokenIds, tuple[Image, ...]] = {}
+    return honest([replace(g, images=kept.setdefault(g.prompt_ids, g.images)) for g in groups])
+
+
+def images_left_out(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Pixel values are lost on the way: placeholders are embedded as the tokens that they are."""
+    rows = honest(groups)
+    without = tuple(tuple(replace(piece, features=()) for piece in row) for row in rows.rows)
+    return replace(rows, rows=without, images=())
+
+
+def images_hidden_from_branches(honest: Mask, rows: Rows) -> Tensor:
+    """Responses see the text of their prompt only; [B, T, T]."""
+    in_branch = torch.tensor([[p.completion is not None for p in row for _ in p.ids] for row in rows.rows])
+    return honest(rows) & ~(in_branch[:, :, None] & (rows.features >= 0)[:, None, :])
+
+
+FAULTS = (
+    Fault(
+        name="features-of-next-image",
+        stage="layout",
+        replacement=features_of_next_image,
+        what="The features of all images are one batch, and each prompt gets those of the image after its own.",
+        kinds=CASE_KINDS,
+        with_images=True,
+        bites_where=DIFFERENT_IMAGES,
+        signature="all tokens of groups with images off by tenths of a nat and more, those of others exact",
+        invisible_where="one image; images that all are equal",
+    ),
+    Fault(
+        name="last-image-for-all",
+        stage="layout",
+        replacement=last_image_for_all,
+        what="One image stands for all images of the batch.",
+        kinds=CASE_KINDS,
+        with_images=True,
+        bites_where=DIFFERENT_IMAGES,
+        signature="all tokens of groups with another image than the last one off",
+        invisible_where="one image; images that all are equal",
+    ),
+    Fault(
+        name="image-found-by-text",
+        stage="layout",
+        replacement=image_found_by_text,
+        what="Features are kept by the tokens of the prompt, so that the first image stands for all of equal text.",
+        kinds=CASE_KINDS,
+        with_images=True,
+        bites_where=EQUAL_TEXT,
+        signature="a group whose tokens came before with another image is off, all others exact",
+        invisible_where="no two prompts have the same tokens",
+    ),
+    Fault(
+        name="images-left-out",
+        stage="layout",
+        replacement=images_left_out,
+        what="Pixel values do not reach the model, which embeds the placeholders as they are.",
+        kinds=CASE_KINDS,
+        with_images=True,
+        bites_where=HAS_IMAGES,
+        signature="all tokens of groups with images off",
+        invisible_where="text alone",
+    ),
+    Fault(
+        name="images-hidden-from-branches",
+        stage="mask",
+        replacement=images_hidden_from_branches,
+        what="The slots of image features are masked from the responses.",
+        kinds=CASE_KINDS,
+        with_images=True,
+        bites_where=HAS_IMAGES,
+        signature="all tokens of responses to images off but the first ones, which the prompt predicts",
+        invisible_where="text alone; responses of one token",
+    ),
+)
