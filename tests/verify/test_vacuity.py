@@ -101,7 +101,7 @@ def test_an_oracle_with_another_weight_is_noticed(
         finally:
             weight.data.copy_(before)
 
-    monkeypatch.setattr("verify.gate_work.observe_oracle", other_weight)
+    monkeypatch.setattr("verify.expectation.observe_oracle", other_weight)
     (result,) = gate([third_party("ByHand")], [short_case]).results
     assert result.verdict is Verdict.INCONCLUSIVE
     assert result.reasons[0].startswith("oracle and unpacked model (pairwise) disagree")
