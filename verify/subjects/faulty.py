@@ -1,9 +1,9 @@
-"""The packed computation taken apart into stages, any one of which a fault may replace.
+"""The packed computation taken apart into stages, any one of which a fault may replace, as a subject.
 
-The honest stages are those of ``packed_impl``; attention goes through a dense SDPA mask, so that any mask can be
-expressed. Meant for small vocabularies: logits of all slots exist at one time.
+The honest stages are in ``verify.subjects.honest_stages``; attention goes through a dense SDPA mask, so that any mask
+can be expressed. Meant for small vocabularies: logits of all slots exist at one time.
 
-Shape letters: B rows, T slots, V vocabulary, N targets, K completions, G groups.
+Shape letters: B rows, T slots, V vocabulary, N targets, K completions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +20,13 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from packed_impl.attention import attention_implementation, pretrained_model
-from packed_impl.bins import packed_length
-from packed_impl.forest import Forest, attention_rule, predictor_slots, segment_ids
-from packed_impl.forest import positions as path_positions
 from packed_impl.images import PlacedImages, image_kwargs
-from packed_impl.layout import PackedLayout, pack
-from packed_impl.preference import preference_terms
 from packed_impl.windows import layer_windows
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.packed_rows import PackedRows
 from verify.faults.fault import Mutation, Packing
-from verify.faults.rows import Held, Piece, Rows
-from verify.faults.stages import Batch, Forward, Parameters, Stages, Targets, Terms
+from verify.faults.rows import Rows
+from verify.faults.stages import Batch, Forward, Parameters, Stages, Targets
 from verify.frozen_policy import (
     ADAPTERS_OFF,
     REFERENCE_NAMES,
@@ -45,14 +39,12 @@ from verify.frozen_policy import (
 )
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
-from verify.images import Image
-from verify.models.adapters import adapters_off
 from verify.module_walk import named_modules, named_parameters
-from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel, Sft
+from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
-from verify.subjects.packed import rows_of_bins
-from verify.subjects.staged_rewards import readout, reward_terms, scores, staged_rewards
+from verify.subjects.honest_stages import honest_activations, honest_gradients, honest_positions, honest_stages
+from verify.subjects.staged_rewards import staged_rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +103,9 @@ class FaultySubject:
     @property
     def calls_foreign_code(self) -> bool:
         """Whether the replacement comes from outside the catalogue."""
-        replacement = self.mutation.replacement if self.mutation else _layout
+        if self.mutation is None:
+            return False
+        replacement = self.mutation.replacement
         while isinstance(replacement, partial):
             replacement = replacement.func
         return not getattr(replacement, "__module__", "").startswith("verify.")
@@ -223,33 +217,6 @@ def _supervised(targets: Targets, rows: Rows) -> Tensor:
     return torch.stack((targets.completions, targets.rows, slots, targets.predictor_slots), dim=1)[targets.counted]
 
 
-def honest_stages(packing: Packing) -> Stages:
-    """The stages as ``packed_impl`` computes them.
-
-    Args:
-        packing: The layout.
-
-    Returns:
-        The stages.
-    """
-    return Stages(
-        layout=partial(_layout, packing),
-        positions=_positions,
-        mask=_mask,
-        activations=_activations,
-        predictors=_predictors,
-        supervision=_supervision,
-        token_logps=_token_logps,
-        reduction=_reduction,
-        reference=_reference,
-        readout=readout,
-        scores=scores,
-        objective=_objective,
-        accumulation=_accumulation,
-        gradients=_gradients,
-    )
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Fed:
     """What a pass over rows is told by the stages, whichever policy it is of; the rows, to know them again."""
@@ -281,7 +248,7 @@ def _logps(
     targets, inputs = fed.targets, _inputs(fed, model)
     if rows.images:
         forwards = None  # which tells passes apart by their tokens
-    if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not _activations:
+    if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not honest_activations:
         logits_BTV = _logits(stages, model, rows, parameters, inputs)  # noqa: N806
     else:
         logits_BTV = forwards.logits(model, inputs, partial(_logits, stages, model, rows, {}))  # noqa: N806
@@ -305,7 +272,7 @@ def _inputs(fed: _Fed, model: Any) -> dict[str, Any]:
 
 def _told(fed: _Fed, model: Any, window: int | None) -> Tensor:
     """The mask for layers of one window, where the model wants it; [B, 1, T query, T key]."""
-    mask = fed.mask if window is None else _within(window, fed.mask, _positions(fed.rows))
+    mask = fed.mask if window is None else _within(window, fed.mask, honest_positions(fed.rows))
     return mask[:, None].to(model.device, model.dtype if mask.is_floating_point() else torch.bool)
 
 
@@ -336,7 +303,9 @@ def shows_within(window: int, mutation: Mutation, case: Case) -> bool:
     rows = honest.layout(case.groups)
     targets = honest.supervision(rows, honest.predictors(rows))
     masks = (honest.mask(rows), honest.replaced("mask", mutation.replacement).mask(rows))
-    kept, wrong = (_within(window, mask, _positions(rows))[targets.rows, targets.predictor_slots] for mask in masks)
+    kept, wrong = (
+        _within(window, mask, honest_positions(rows))[targets.rows, targets.predictor_slots] for mask in masks
+    )
     return not torch.equal(_attended(kept), _attended(wrong)) or kept.dtype != wrong.dtype
 
 
@@ -353,7 +322,7 @@ def _as_staged(stages: Stages, model: Any, rows: Rows) -> Iterator[None]:
     """The attention of a staged step, and its activations."""
     with ExitStack() as stack:
         stack.enter_context(attention_implementation(model, "dense-sdpa"))
-        if stages.activations is not _activations:  # hundreds of hooks take longer than a tiny model's pass
+        if stages.activations is not honest_activations:  # hundreds of hooks take longer than a tiny model's pass
             for name, module in model.named_modules():
                 hook = partial(_pass_on, stages, rows, name)
                 stack.callback(module.register_forward_hook(hook).remove)
@@ -365,7 +334,7 @@ def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: obj
 
 
 def _policy_parameters(stages: Stages, model: Any, rows: Rows) -> Parameters:
-    if not torch.is_grad_enabled() or stages.gradients is _gradients:  # parameters that stand for themselves
+    if not torch.is_grad_enabled() or stages.gradients is honest_gradients:  # parameters that stand for themselves
         return {}
     parameters = named_parameters(named_modules(model))
     return {name: stages.gradients(name, p, rows) for name, p in parameters if p.requires_grad}
@@ -374,99 +343,6 @@ def _policy_parameters(stages: Stages, model: Any, rows: Rows) -> Parameters:
 def _by_completion(logps: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
     lengths = [len(ids) for group in groups for ids in group.completions]
     return list(torch.split(logps[: sum(lengths)], lengths))
-
-
-def _layout(packing: Packing, groups: Sequence[PreferenceGroup]) -> Rows:
-    if packing.rows != "bins":
-        return _rows_of(pack(groups, layout=packing.segments, rows=packing.rows))
-    lengths = [
-        packed_length(len(group.prompt_ids), list(map(len, group.completions)), layout=packing.segments)
-        for group in groups
-    ]
-    return _rows_of(pack(groups, layout=packing.segments, rows=rows_of_bins(lengths)))
-
-
-def _rows_of(packed: PackedLayout) -> Rows:
-    """The layout as pieces; a root without children that holds no completion token is padding."""
-    held = _held_by(packed)
-    rows = []
-    for number, forest in enumerate(packed.forests):
-        parents = {segment.parent for segment in forest.segments}
-        pieces = []
-        for index, segment in enumerate(forest.segments):
-            ids = tuple(packed.input_ids[number, segment.start : segment.stop].tolist())
-            holds = tuple(held.get((number, index), ()))
-            features: tuple[int, ...] = ()
-            if packed.images is not None:
-                features = tuple(packed.images.features[number, segment.start : segment.stop].tolist())
-            is_padding = not holds and index not in parents
-            pieces.append(Piece(ids, segment.parent, holds, is_padding=is_padding, features=features))
-        rows.append(tuple(pieces))
-    if packed.images is None:
-        return Rows(tuple(rows))
-    return Rows(tuple(rows), images=cast("tuple[Image, ...]", packed.images.images), per_image=packed.images.per_image)
-
-
-def _held_by(packed: PackedLayout) -> dict[tuple[int, int], list[Held]]:
-    """What the segments hold of the completions, by row and number of the segment."""
-    segments = [segment_ids(forest).tolist() for forest in packed.forests]
-    places = zip(packed.token_rows.tolist(), packed.token_slots.tolist(), packed.supervised.tolist(), strict=True)
-    held: dict[tuple[int, int], list[Held]] = {}
-    for completion, length in enumerate(packed.completion_lengths):
-        for (row, segment), run in groupby(islice(places, length), key=lambda at: (at[0], segments[at[0]][at[1]])):
-            tokens = list(run)
-            num_behind = packed.forests[row].segments[segment].stop - tokens[-1][1] - 1
-            supervised = tuple(counts for _, _, counts in tokens)
-            held.setdefault((row, segment), []).append(Held(completion, supervised, num_behind))
-    return held
-
-
-def _forests(rows: Rows) -> list[Forest]:
-    return [Forest.of([len(piece.ids) for piece in row], [piece.parent for piece in row]) for row in rows.rows]
-
-
-def _positions(rows: Rows) -> Tensor:
-    return torch.stack([path_positions(forest) for forest in _forests(rows)])
-
-
-def _mask(rows: Rows) -> Tensor:
-    return torch.stack([attention_rule(forest) for forest in _forests(rows)])
-
-
-def _activations(rows: Rows, module: str, output: Tensor) -> Tensor:
-    return output
-
-
-def _predictors(rows: Rows) -> Tensor:
-    return torch.stack([predictor_slots(forest) for forest in _forests(rows)])
-
-
-def _supervision(rows: Rows, predictors: Tensor) -> Targets:
-    places = [
-        (branch.row, slot, branch.completion, counts)
-        for branch in rows.branches()
-        for slot, counts in zip(branch.tokens, branch.held.supervised, strict=True)
-    ]
-    row, slot, completion, counted = torch.tensor(places).unbind(1)
-    predicted_from = predictors[row, slot]
-    if bool((predicted_from < 0).any()):
-        raise ValueError("a completion token has no predictor")
-    return Targets(row, predicted_from, rows.input_ids[row, slot], completion, counted.bool())
-
-
-def _token_logps(logits: Tensor, token_ids: Tensor) -> Tensor:
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return torch.log_softmax(logits, dim=-1, dtype=dtype).gather(-1, token_ids[:, None])[:, 0]
-
-
-def _reduction(logps: Tensor, targets: Targets) -> Tensor:
-    completions = torch.where(targets.counted, targets.completions, -1).to(logps.device)
-    return torch.stack([logps[completions == k].sum() for k in range(int(targets.completions.max()) + 1)])
-
-
-def _reference(model: Any, forward: Forward, rows: Rows) -> Tensor:
-    with torch.no_grad(), adapters_off(model):
-        return forward(rows, {})
 
 
 def _reference_by(
@@ -487,32 +363,3 @@ def _reference_by(
         return pad(cached, (0, len(stages.supervision(rows, stages.predictors(rows)).counted) - len(cached)))
     with torch.no_grad(), frozen.standing_in(model) as stand_in:
         return _logps(stages, stand_in, rows, {}, forwards=forwards)
-
-
-def _objective(sums: Tensor, ref_sums: Tensor, batch: Batch, objective: Objective) -> Terms:
-    if isinstance(objective, RewardModel):
-        return reward_terms(sums, batch)
-    if isinstance(objective, Sft):
-        counts = batch.num_counted.to(sums)
-        weights = counts if objective.mean == "token" else torch.ones_like(counts)
-        return Terms(-sums / counts.clamp(min=1), weights, sums.new_empty(0))
-    sizes = [(len(group.positives), len(group.negatives)) for group in batch.groups]
-    by_group = [torch.split(of_all, [sum(size) for size in sizes]) for of_all in (sums, ref_sums, batch.num_counted)]
-    parts = [
-        preference_terms(
-            policy, reference, counts, [size],
-            objective=objective.name, beta=objective.beta,
-            label_smoothing=objective.label_smoothing, nll_weight=objective.nll_weight,
-        )
-        for size, policy, reference, counts in zip(sizes, *by_group, strict=True)
-    ]  # fmt: skip
-    losses = torch.stack([part.loss for part in parts])
-    return Terms(losses, torch.ones_like(losses), torch.cat([part.rewards for part in parts]))
-
-
-def _accumulation(terms: Terms, batch: Batch, rows: Rows) -> Tensor:
-    return (terms.weights * terms.losses).sum() / terms.weights.sum()
-
-
-def _gradients(name: str, parameter: Tensor, rows: Rows) -> Tensor:
-    return parameter

@@ -13,7 +13,7 @@ from verify.faults.rows import Rows
 from verify.faults.stages import Batch, Stages, Terms
 from verify.groups import PreferenceGroup
 from verify.objective import ObjectiveName, Preference
-from verify.subjects.faulty import honest_stages
+from verify.subjects.honest_stages import honest_stages
 
 Groups = tuple[PreferenceGroup, ...]
 YES, NO = True, False

@@ -19,7 +19,8 @@ from verify.gate import GateOutcome
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.objective import Preference
-from verify.subjects.faulty import FaultySubject, honest_stages
+from verify.subjects.faulty import FaultySubject
+from verify.subjects.honest_stages import honest_stages
 from verify.subjects.packed import PackedSubject
 from verify.verdict import Verdict
 

@@ -13,7 +13,7 @@ from verify.faults.rows import Rows
 from verify.faults.stages import Batch, Stages, Terms
 from verify.groups import PreferenceGroup
 from verify.objective import Preference, Sft
-from verify.subjects.faulty import honest_stages
+from verify.subjects.honest_stages import honest_stages
 
 TREE = (PreferenceGroup((1, 2), ((3, 4), (3,)), ((3, 5, 6), (7,))),)
 EXAMPLES = (

@@ -27,7 +27,8 @@ from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
 from verify.objective import Preference, PreferenceName, objective_named
 from verify.packed_proof import summarise
-from verify.subjects.faulty import FaultySubject, honest_stages
+from verify.subjects.faulty import FaultySubject
+from verify.subjects.honest_stages import honest_stages
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 

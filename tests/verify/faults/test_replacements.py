@@ -14,7 +14,7 @@ from verify.faults.rows import Rows
 from verify.faults.stages import Batch, Stages, Terms
 from verify.groups import PreferenceGroup
 from verify.objective import Preference
-from verify.subjects.faulty import honest_stages
+from verify.subjects.honest_stages import honest_stages
 
 GROUPS = (PreferenceGroup((5, 6), ((7,),), ((8, 9),)), PreferenceGroup((1,), ((2,),), ((3,),)))
 

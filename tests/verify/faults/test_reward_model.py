@@ -19,7 +19,8 @@ from verify.gate import GateOutcome
 from verify.groups import PreferenceGroup
 from verify.objective import RewardModel
 from verify.packed_proof import summarise
-from verify.subjects.faulty import FaultySubject, honest_stages
+from verify.subjects.faulty import FaultySubject
+from verify.subjects.honest_stages import honest_stages
 from verify.verdict import Verdict
 
 DTYPES = ("float64", "float32", "bfloat16")

@@ -8,7 +8,7 @@ import torch
 from verify.faults.fault import REPEAT_PROMPT_TOKEN, ROW_PER_GROUP, Packing
 from verify.faults.rows import Piece, Rows, padded
 from verify.groups import PreferenceGroup
-from verify.subjects.faulty import honest_stages
+from verify.subjects.honest_stages import honest_stages
 
 GROUPS = (PreferenceGroup((5, 6), ((7,),), ((8, 9),)), PreferenceGroup((1,), ((2,),), ((3,),)))
 
