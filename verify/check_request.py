@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reports.record import Environment, Record
+from verify.cases import Case
 from verify.check_cases import choose_cases, data_record
 from verify.check_notes import notes_of
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
@@ -23,7 +24,7 @@ from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
-from verify.images import check_format
+from verify.images import ImageFormat, check_format
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
@@ -170,12 +171,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     Raises:
         ValueError: An option or an input is wrong; the message says which and what would be right.
     """
-    if options.shrink and options.out is None:
-        raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
-    if options.shrink and options.reference != "adapters-off":
-        raise ValueError(
-            f"--shrink with --reference {options.reference}: a reproduction has its adapters off as reference"
-        )
+    _refuse_what_does_not_go_together(options)
     model = _model_request(options)
     config = requested_config(model)
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
@@ -189,8 +185,6 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     )
     images = image_format(config)
     no_oracle = unknown_to_oracle(config)
-    if objective.name == REWARD_MODEL and options.reference != "adapters-off":
-        raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
     cases, loaded = choose_cases(
         options,
         vocab_size=vocab_size,
@@ -199,14 +193,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         reward_models=not no_oracle,
         images=images,
     )
-    if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
-        raise ValueError(
-            f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
-        )
-    for case in cases:
-        check_token_ids(case.groups, int(config.get_text_config().vocab_size))
-        for index, group in enumerate(case.groups):
-            check_format(group.images, group.prompt_ids, images, f"case {case.name}, group {index}")
+    _check_cases_fit(cases, config, images, no_oracle)
     request = GateRequest(
         model=model,
         dtypes=_dtypes(options),
@@ -244,6 +231,31 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         num_threads=threads,
         num_processes=num_processes,
     )
+
+
+def _refuse_what_does_not_go_together(options: CheckOptions) -> None:
+    if options.shrink and options.out is None:
+        raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
+    if options.reference == "adapters-off":
+        return
+    if options.shrink:
+        raise ValueError(
+            f"--shrink with --reference {options.reference}: a reproduction has its adapters off as reference"
+        )
+    if options.objective == REWARD_MODEL:
+        raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
+
+
+def _check_cases_fit(cases: Sequence[Case], config: Any, images: ImageFormat | None, no_oracle: str) -> None:
+    """Refuse cases that the model cannot run: tokens, images, and reward models without an oracle."""
+    if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
+        raise ValueError(
+            f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
+        )
+    for case in cases:
+        check_token_ids(case.groups, int(config.get_text_config().vocab_size))
+        for index, group in enumerate(case.groups):
+            check_format(group.images, group.prompt_ids, images, f"case {case.name}, group {index}")
 
 
 def run_check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -13,6 +14,7 @@ from packed_impl.reference_policy import REFERENCE_POLICIES
 from reference_impl.ref_policy import RefPolicyName
 from verify.cases import Case
 from verify.checks.normalisation import NORMALISATION
+from verify.checks.reference import computes_reference
 from verify.checks.run import run_exact_checks
 from verify.frozen_policy import REFERENCE_NAMES, CachedLogps, FrozenAdapter, SeparateModel
 from verify.gate import GateOutcome
@@ -206,3 +208,14 @@ def test_cached_log_probs_belong_to_tokens_and_are_computed_once() -> None:
     assert len(calls) == 2
     forth[0].zero_()
     assert cached.look_up([first])[0].tolist() == [5, 2]
+
+
+def test_what_the_runner_looks_up_is_not_counted_as_something_that_a_subject_was_held_to(third_party) -> None:
+    """Cached log-probs are the subject's doing only where its own loss looks them up."""
+    holder = ModelHolder(request("cached"), "float32")
+    objective = holder.with_reference(Preference())
+    for name, computes in (("ByHand", False), ("AnyReference", True)):
+        bench = SimpleNamespace(subject=third_party(name), setting=SimpleNamespace(objective=objective))
+        assert computes_reference(bench) is computes
+        bench.setting.objective = Preference()
+        assert computes_reference(bench)

@@ -9,14 +9,14 @@ from verify.checks.bench import Bench, Groups
 from verify.checks.check import ExactCheck, Measured
 from verify.checks.of_rewards import hold_rewards_against_rewritings
 from verify.checks.places import holders
-from verify.checks.reference import hold_reference_against_rewriting
+from verify.checks.reference import computes_reference, hold_reference_against_rewriting
 from verify.checks.rewriting import Rewriting, hold_against_rewritings
 
 
 def _measure(bench: Bench, case: Case) -> Measured:
     rewritings = [_group(case.groups, g) for g in range(len(case.groups))]
     policy = hold_against_rewritings(bench, case, rewritings)
-    if policy.num_differing:
+    if policy.num_differing or not computes_reference(bench):
         return policy
     reference = hold_reference_against_rewriting(bench, case, _prompt_and_responses_of_another(case.groups))
     return replace(reference, num_compared=policy.num_compared + reference.num_compared)

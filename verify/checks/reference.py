@@ -25,8 +25,14 @@ from verify.subject import check_logps, owns_loss
 from verify.subjects.pairwise import WITNESS
 
 
+def computes_reference(bench: Bench) -> bool:
+    """Whether reference log-probs are the subject's doing; cached ones the runner looks up, unless a loss does."""
+    cached = isinstance(preference_beside(bench.setting.objective).reference, CachedLogps)
+    return owns_loss(bench.subject) or not cached
+
+
 def hold_reference_against_rewriting(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
-    """As :func:`hold_against_rewritings`, for the reference log-probs.
+    """As :func:`hold_against_rewritings`, for the reference log-probs; only where :func:`computes_reference`.
 
     A subject without a loss of its own is run with its adapters off. One that has a loss is asked through it; if that
     returns rewards alone, sum_t ref_logp_t = sum_t logp_t - reward / beta is held against the unpacked reference.
@@ -47,8 +53,7 @@ def _hold(bench: Bench, case: Case, rewriting: Rewriting) -> Measured:
     objective = preference_beside(bench.setting.objective)
 
     def of_frozen_policy(groups: Groups) -> Tensor:
-        if isinstance(objective.reference, CachedLogps):  # the runner looks them up, whatever the subject
-            return flat(unpacked_reference(bench, groups))
+        assert not isinstance(objective.reference, CachedLogps)
         with objective.reference.standing_in(bench.model) as stand_in:
             return flat(bench.run_logps(groups, stand_in))
 

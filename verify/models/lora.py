@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,14 +96,20 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "
         bias="none",
         task_type=task_type,
     )
+    with _peft_says_nothing():
+        peft_model = get_peft_model(model, config)
+    _draw_factors(peft_model, "default", spec, seed)
+    return peft_model.eval()
+
+
+@contextmanager
+def _peft_says_nothing() -> Iterator[None]:
     with warnings.catch_warnings():
         # peft asks transformers for a property under its former name.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         # GPT-2's linear layers hold their weights transposed, which peft finds out and says.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
-        peft_model = get_peft_model(model, config)
-    _draw_factors(peft_model, "default", spec, seed)
-    return peft_model.eval()
+        yield
 
 
 def add_frozen_adapter(model: Any, name: str, spec: LoraSpec, *, seed: int) -> None:
@@ -113,9 +121,7 @@ def add_frozen_adapter(model: Any, name: str, spec: LoraSpec, *, seed: int) -> N
         spec: Rank, scaling, strength of both adapters.
         seed: Seed of its factors.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
+    with _peft_says_nothing():
         model.add_adapter(name, replace(model.peft_config["default"]))
     _draw_factors(model, name, spec, seed)
     for parameter_name, parameter in model.named_parameters():

@@ -73,7 +73,7 @@ def check_memory(request: ModelRequest, dtypes: Sequence[str], available: int | 
 
     Args:
         request: The request; a checkpoint, which lies on a disk of this machine, and a tiny family are not looked at.
-        dtypes: Names of the dtypes of the run; one model at a time is held.
+        dtypes: Names of the dtypes of the run; one model at a time is held, and that of the frozen policy beside it.
         available: Bytes of memory; those of this machine if None.
 
     Raises:
@@ -83,7 +83,8 @@ def check_memory(request: ModelRequest, dtypes: Sequence[str], available: int | 
     if request.is_given_whole or available is None:
         return
     config = request.seeded_config
-    count = num_weights(config, request.num_layers or config.num_hidden_layers, request.lora)
+    models = 2 if request.has_other_model else 1
+    count = models * num_weights(config, request.num_layers or config.num_hidden_layers, request.lora)
     needed, dtype = max((count * dtype_of_weights(dtype).itemsize, dtype) for dtype in dtypes)
     if needed > available:
         raise ValueError(

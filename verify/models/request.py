@@ -75,6 +75,11 @@ class ModelRequest:
         return self.is_checkpoint or bool(self.family)
 
     @property
+    def has_other_model(self) -> bool:
+        """Whether another model is built beside it: it is the frozen policy, or computes what is cached of one."""
+        return self.reference in ("separate-model", "cached")
+
+    @property
     def seeded_config(self) -> NamedConfig:
         """The config whose weights are seeded; published depth.
 
@@ -117,7 +122,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
         ValueError: A checkpoint that cannot be used (CheckpointError).
     """
     built, other = _without_adapters(request, dtype_of_weights(dtype_name)), None
-    if request.reference in ("separate-model", "cached"):
+    if request.has_other_model:
         other = moved_copy(built.model, seed=request.seed + 2).to(request.device)
     model = add_lora(built.model, request.lora, seed=request.seed + 1)
     if request.reference == "frozen-adapter":

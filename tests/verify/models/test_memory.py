@@ -50,3 +50,12 @@ def test_an_absurd_shape_is_refused_on_any_machine() -> None:
     absurd = replace(TINY, vocab_size=2**20, hidden_size=2**20, intermediate_size=2**20)
     with pytest.raises(ValueError, match=r"model absurd\.json: its 8,\d{3},\d{3},\d{3},\d{3} weights .* fewer layers"):
         check_memory(ModelRequest(name="absurd.json", config=absurd, lora=LORA), ["float32"])
+
+
+@pytest.mark.parametrize(("reference", "models"), [("frozen-adapter", 1), ("separate-model", 2), ("cached", 2)])
+def test_the_model_of_a_frozen_policy_is_counted_too(reference, models) -> None:
+    request = ModelRequest(name="tiny", lora=LORA, reference=reference)
+    needed = models * num_weights(TINY, TINY.num_hidden_layers, LORA) * 4
+    check_memory(request, ["float32"], available=needed)
+    with pytest.raises(ValueError, match="of memory"):
+        check_memory(request, ["float32"], available=needed - 1)
