@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from verify.forecast.kernels import kernels_of
 from verify.forecast.request import Training
 from verify.models.lora import with_adapters
 from verify.models.random_weights import implementations
 
 
-def build_fake(config: Any, training: Training, *, num_layers: int, dtype: torch.dtype, fake: FakeTensorMode) -> Any:
+def build_fake(
+    config: Any, training: Training, *, num_layers: int, dtype: torch.dtype, fake: FakeTensorMode, device_type: str
+) -> Any:
     """Build a causal LM that computes shapes.
 
     Args:
@@ -24,6 +29,7 @@ def build_fake(config: Any, training: Training, *, num_layers: int, dtype: torch
         num_layers: Depth to build.
         dtype: Of the weights; adapters are float32 on half-precision weights, as PEFT has them.
         fake: What its tensors belong to.
+        device_type: "cpu" or "cuda": whose attention kernels run.
 
     Returns:
         The model on a fake CPU, in training mode; with adapters if these are trained.
@@ -36,7 +42,10 @@ def build_fake(config: Any, training: Training, *, num_layers: int, dtype: torch
             model = with_adapters(model.requires_grad_(False), training.lora)
     _without_memory(model, fake)
     if training.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        # A mode is out of force while it handles a call, so that layers which run again need it for themselves.
+        again = partial(kernels_of, device_type)
+        enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())})
     return model.train()
 
 

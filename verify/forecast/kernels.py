@@ -15,7 +15,7 @@ So shapes, dtypes and lifetimes of what a kernel returns are torch's own; memory
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +41,11 @@ class CudaKernels(TorchFunctionMode):
         if func is scaled_dot_product_attention:
             return _attend(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def kernels_of(device_type: str) -> AbstractContextManager[object]:
+    """The context in which attention kernels are those of "cuda", or those of "cpu", which run here anyway."""
+    return CudaKernels() if device_type == "cuda" else nullcontext()
 
 
 def _attend(

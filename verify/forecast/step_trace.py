@@ -56,7 +56,7 @@ class Window:
     work: Work
 
 
-class StepTrace(TorchDispatchMode):
+class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows what runs while it is entered; ``windows`` holds what was found after it is left.
 
     Args:
@@ -65,7 +65,7 @@ class StepTrace(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, *others: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.windows: list[Window] = []
         self.peak = 0
         tensors = [t for each in (model, *others) for t in (*each.parameters(), *each.buffers())]
@@ -94,7 +94,7 @@ class StepTrace(TorchDispatchMode):
     @contextmanager
     def following_gradients(self) -> Iterator[None]:
         """Tell gradients of parameters from other bytes, as soon as each is complete."""
-        hooks = [p.register_post_accumulate_grad_hook(self._is_gradient) for p in self._parameters]
+        hooks = [p.register_post_accumulate_grad_hook(self._is_gradient) for p in self._parameters]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:

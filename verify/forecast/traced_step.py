@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import logsigmoid
 
-from verify.forecast.kernels import CudaKernels, flex_modelled
+from verify.forecast.kernels import flex_modelled, kernels_of
 from verify.forecast.step_trace import Phase, StepTrace, Window
 from verify.models.adapters import adapters_off
 from verify.subjects.path_calls import (
@@ -38,12 +38,14 @@ class FakeStep:
         reference: The frozen policy; None for the policy with its adapters off.
         fake: What their tensors belong to.
         device_type: "cpu" or "cuda": whose attention kernels run.
+        logit_chunk: Number of completion tokens whose logits exist at one time.
     """
 
     model: Any
     reference: Any
     fake: FakeTensorMode
     device_type: str
+    logit_chunk: int
 
     def windows(self, path: PathName, call: PathCall) -> list[Window]:
         """Follow a step that makes one forward call with each policy.
@@ -59,8 +61,7 @@ class FakeStep:
         planned = self._plan(call)
         trace = StepTrace(self.model, *others)
         with ExitStack() as stack:
-            if self.device_type == "cuda":
-                stack.enter_context(CudaKernels())
+            stack.enter_context(kernels_of(self.device_type))
             stack.enter_context(trace)
             stack.enter_context(trace.following_gradients())
             trace.open("reference")
@@ -89,12 +90,10 @@ class FakeStep:
         if planned is None:
             with self.fake:  # a mask of all slots must not take memory
                 planned = call.told(model, "cpu")
-        return call_logps(model, call, planned)
+        return call_logps(model, call, planned, logit_chunk=self.logit_chunk)
 
     @contextmanager
-    def _following(
-        self, trace: StepTrace, model: Any, phase: Phase, path: PathName, call: PathCall
-    ) -> Iterator[None]:
+    def _following(self, trace: StepTrace, model: Any, phase: Phase, path: PathName, call: PathCall) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(attention_of(model, path))
             if path == "sparse":
@@ -105,8 +104,8 @@ class FakeStep:
 
 def _loss(policy: Sequence[Tensor], ref: Sequence[Tensor]) -> Tensor:
     """It stands for any objective: one number of each completion, under each policy."""
-    rewards_K = torch.stack([logps.sum() - ref_logps.sum() for logps, ref_logps in zip(policy, ref, strict=True)])
-    return -logsigmoid(_BETA * rewards_K).mean()
+    rewards = torch.stack([logps.sum() - ref_logps.sum() for logps, ref_logps in zip(policy, ref, strict=True)])
+    return -logsigmoid(_BETA * rewards).mean()
 
 
 @contextmanager
@@ -115,12 +114,12 @@ def _windows_by_layer(trace: StepTrace, model: nn.Module, phase: Phase) -> Itera
 
     def tell_backward(tensor: Tensor, layer: int | None) -> None:
         if tensor.requires_grad:
-            tensor.register_hook(lambda _: trace.open("backward", layer))
+            tensor.register_hook(lambda _: trace.open("backward", layer))  # type: ignore[no-untyped-call]
 
-    def before(index: int, hidden_BTD: Tensor) -> None:
+    def before(index: int, hidden: Tensor) -> None:
         if trace.phase == phase:  # else the layer is computed again, within its backward pass
             if index == 0:
-                tell_backward(hidden_BTD, None)
+                tell_backward(hidden, None)
             trace.open(phase, index)
 
     def after(index: int, output: Any) -> None:

@@ -27,6 +27,9 @@ PATHS: tuple[PathName, ...] = get_args(PathName)
 UNSHARED: tuple[PathName, ...] = ("padded", "unpadded")
 """The paths on which every completion has its own copy of the prompt."""
 
+LOGIT_CHUNK = DEFAULT_LOGIT_CHUNK
+"""Number of completion tokens whose logits exist at one time, unless said otherwise."""
+
 _BACKENDS: Mapping[PathName, str] = {
     "padded": "dense-sdpa",
     "unpadded": "dense-sdpa",
@@ -113,9 +116,7 @@ def attention_of(model: Any, path: PathName) -> AbstractContextManager[None]:
     return attention_implementation(model, _BACKENDS[path])
 
 
-def call_logps(
-    model: Any, call: PathCall, told: ModelKwargs, *, logit_chunk: int = DEFAULT_LOGIT_CHUNK
-) -> list[Tensor]:
+def call_logps(model: Any, call: PathCall, told: ModelKwargs, *, logit_chunk: int) -> list[Tensor]:
     """Log-probs of the completions of one call, in the context of ``attention_of``.
 
     Args:
@@ -127,5 +128,5 @@ def call_logps(
     Returns:
         One 1-D tensor per completion.
     """
-    logps_C = completion_logps(model, call.layout, told, logit_chunk=logit_chunk)
-    return list(torch.split(logps_C, list(call.layout.completion_lengths)))
+    logps = completion_logps(model, call.layout, told, logit_chunk=logit_chunk)
+    return list(torch.split(logps, list(call.layout.completion_lengths)))
