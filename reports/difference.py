@@ -13,6 +13,9 @@ from reports.data_record import DataReport
 from reports.facts import group_lengths
 from reports.families_overview import summary
 from reports.families_record import FamiliesRecord
+from reports.forecast_overview import amounts, outcomes
+from reports.forecast_overview import verdict as forecast_verdict
+from reports.forecast_record import ForecastRecord
 from reports.kill_matrix import KillMatrix
 from reports.overview import FAMILIES, summary_rows
 from reports.record import Record
@@ -33,10 +36,12 @@ _DATA_SETTINGS = (
     "most_broken_share",
 )  # fmt: skip
 _FAMILIES_SETTINGS = ("tool_version", "environment", "seed", "seconds_per_family", "ways")
+_FORECAST_SETTINGS = ("tool_version", "environment", "step", "device", "assumptions")
 _SIMULATION_SETTINGS = ("groups_sampled", "seed", "num_ranks", "groups_per_rank", "row_limit")
 _WHAT_RATIOS: dict[type, tuple[str, float]] = {
     DataReport: ("predicted", PREDICTION_MOVED),
     FamiliesRecord: ("share of a full leak", MOVED),
+    ForecastRecord: ("forecast", PREDICTION_MOVED),
 }
 """What the ratios are, and by which factor one has to move to be named, where they are not measured / budget."""
 _NO_SETTINGS = ("rationale", "what", "why_harmless", "notes", "violations")
@@ -136,6 +141,8 @@ def compare(before: Result, after: Result) -> Difference:
         verdicts, ratios = (_findings(before), _findings(after)), (_predictions(before), _predictions(after))
     elif isinstance(before, FamiliesRecord) and isinstance(after, FamiliesRecord):
         verdicts, ratios = (_ways(before), _ways(after)), (_scores(before), _scores(after))
+    elif isinstance(before, ForecastRecord) and isinstance(after, ForecastRecord):
+        verdicts, ratios = (outcomes(before), outcomes(after)), (amounts(before), amounts(after))
     else:
         raise RecordError(f"a {_kind(before)} and a {_kind(after)} cannot be compared: give two results of one command")
     settings = (dict(_settings(before)), dict(_settings(after)))
@@ -168,6 +175,8 @@ def _kind(result: Result) -> str:
         return "report of packparity data"
     if isinstance(result, FamiliesRecord):
         return "report of packparity families"
+    if isinstance(result, ForecastRecord):
+        return "forecast"
     return "record of packparity check" if isinstance(result, Record) else "kill matrix of packparity faults"
 
 
@@ -176,6 +185,8 @@ def _title(result: Result) -> str:
         verdict = headline(result)
     elif isinstance(result, FamiliesRecord):
         verdict = summary(result)
+    elif isinstance(result, ForecastRecord):
+        verdict = forecast_verdict(result)
     else:
         verdict = result.verdict
     return f"{verdict}, {result.created_utc}"
@@ -194,6 +205,10 @@ def _settings(result: Result) -> Iterator[tuple[str, str]]:
         return
     if isinstance(result, FamiliesRecord):
         for name in _FAMILIES_SETTINGS:
+            yield from _flat(name, result.model_dump(include={name})[name])
+        return
+    if isinstance(result, ForecastRecord):
+        for name in _FORECAST_SETTINGS:
             yield from _flat(name, result.model_dump(include={name})[name])
         return
     for name in _SETTINGS:

@@ -22,6 +22,7 @@ from verify.cli.check import check  # noqa: E402
 from verify.cli.data import data  # noqa: E402
 from verify.cli.families import families  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
+from verify.cli.forecast import forecast  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.out_folder import no_empty_folder, out_folder  # noqa: E402
 from verify.cli.report import report  # noqa: E402
@@ -39,6 +40,7 @@ app.command()(calibrate)
 app.command()(data)
 app.command()(simulate)
 app.command()(families)
+app.command()(forecast)
 app.command()(report)
 
 

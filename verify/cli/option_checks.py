@@ -21,7 +21,7 @@ from verify.default_cases.tiny import tiny_cases
 from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.images import ImageFormat
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX, named_config
-from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, VARIATION_NAMES
+from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, PATH_NAMES, VARIATION_NAMES, PathName
 from verify.precision import DTYPE_NAMES, PRECISIONS
 from verify.tolerance import load_policy
 
@@ -65,6 +65,16 @@ def check_model(name: str, layers: int | None) -> None:
 def check_dtypes(names: Sequence[str], *, autocast: bool = False) -> None:
     """Refuse an unknown dtype; whether autocast is one depends on the command."""
     _check_names("dtype", names, PRECISIONS if autocast else DTYPE_NAMES)
+
+
+def checked_paths(names: Sequence[str]) -> tuple[PathName, ...]:
+    """The paths of a training step of those names, in our order; all of them where none is named.
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    _check_names("path", names, PATH_NAMES)
+    return tuple(path for path in PATH_NAMES if not names or path in names)
 
 
 def check_variations(names: Sequence[str]) -> None:

@@ -1,4 +1,6 @@
-"""FLOPs of a step by formula, term by term, as ``FlopCounterMode`` counts them. Status: derived, held against the trace.
+"""FLOPs of a step by formula, term by term, as ``FlopCounterMode`` counts them.
+
+Status: derived, and held against the trace.
 
 A forward pass of T slots through L layers, with W the entries of a layer's linear weights, N heads of H, D hidden, V
 vocabulary, C completion tokens, and as many cells as kernel calls have pairs of a query and a key:
@@ -21,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from verify.forecast.request import Training
+from verify.option_names import PathName
 from verify.packing_plan.costs import GroupLengths
 from verify.packing_plan.decoder_sizes import GATED_FAMILIES
-from verify.subjects.path_calls import PathName
 
 _FEEDS_FROM_THE_INPUT = ("q_proj", "k_proj", "v_proj")
 

@@ -21,8 +21,8 @@ from verify.forecast.peak import PeakBytes, peak_of
 from verify.forecast.roofline import StepSeconds, step_seconds
 from verify.forecast.state import InFlight, OptimizerStep, adamw_step
 from verify.forecast.work import Work, total_work
+from verify.option_names import PathName
 from verify.packing_plan.costs import GroupLengths
-from verify.subjects.path_calls import PathName
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,7 @@ from packed_impl.logps import DEFAULT_LOGIT_CHUNK, completion_logps
 from packed_impl.sharded_model import decoder_layers
 from packed_impl.windows import layer_windows
 from verify.groups import PreferenceGroup
-
-PathName = Literal["padded", "unpadded", "dense", "sparse", "split"]
-PATHS: tuple[PathName, ...] = get_args(PathName)
-UNSHARED: tuple[PathName, ...] = ("padded", "unpadded")
-"""The paths on which every completion has its own copy of the prompt."""
+from verify.option_names import PathName
 
 LOGIT_CHUNK = DEFAULT_LOGIT_CHUNK
 """Number of completion tokens whose logits exist at one time, unless said otherwise."""
@@ -77,7 +73,7 @@ def path_calls(path: PathName, groups: Sequence[PreferenceGroup]) -> list[PathCa
     """The forward calls of a path.
 
     Args:
-        path: One of ``PATHS``. The paths with shared prompts have a row for each group ("dense", "sparse"), or all
+        path: One of ``PATH_NAMES``. The paths with shared prompts have a row for each group ("dense", "sparse"), or all
             groups in one row, where nothing is padded ("split").
         groups: The batch.
 

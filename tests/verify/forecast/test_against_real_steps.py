@@ -28,8 +28,9 @@ from verify.groups import PreferenceGroup
 from verify.models.configs import NamedConfig
 from verify.models.random_weights import build_random, hf_config
 from verify.models.request import ModelRequest, build_model
+from verify.option_names import PathName
 from verify.packing_plan.costs import GroupLengths
-from verify.subjects.path_calls import PathName, path_calls
+from verify.subjects.path_calls import path_calls
 
 CONFIG = NamedConfig(
     vocab_size=300,
