@@ -24,6 +24,7 @@ from verify.cli.families import families  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.out_folder import no_empty_folder, out_folder  # noqa: E402
+from verify.cli.preflight import preflight  # noqa: E402
 from verify.cli.report import report  # noqa: E402
 from verify.cli.simulate import simulate  # noqa: E402
 from verify.cli.supervision import names_foreign_code, supervised  # noqa: E402
@@ -39,6 +40,7 @@ app.command()(calibrate)
 app.command()(data)
 app.command()(simulate)
 app.command()(families)
+app.command()(preflight)
 app.command()(report)
 
 

@@ -101,11 +101,11 @@ def probe_attention(
     ratios = {f"{name}_error_over_budget": max((m[name] for m in measured), key=_order) for name in measured[0]}
     if not worst[1] <= 1:
         seen = f"wrong values: {worst[0]} is {number(worst[1])} times its budget away from the oracle ({said})"
-        return no_go(PROBE, seen, _HINT_WRONG, part=backend, **ratios)
+        return no_go(PROBE, seen, _HINT_WRONG, part=backend, measures=ratios)
     if not support.supported:
         return abstains(PROBE, f"forward is right, but {support.reason} ({said})", part=backend)
     seen = f"forward and backward by a fused kernel, {said}; worst error / budget {number(worst[1])} ({worst[0]})"
-    return go(PROBE, seen, part=backend, **ratios)
+    return go(PROBE, seen, part=backend, measures=ratios)
 
 
 def _kernel(backend: str, target: Target, attend: Callable[..., Tensor]) -> Attention:

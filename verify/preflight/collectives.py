@@ -53,6 +53,11 @@ def given_by(rank: int, num_elements: int, device: str) -> Tensor:
     return ((places * 7 + rank * 31 + 1) % _MODULUS).to(torch.float32)
 
 
+# Their names until torch 2.13, which has others and warns of these.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 def _all_reduce(given: Tensor) -> Tensor:
     dist.all_reduce(given)
     return given
@@ -61,13 +66,13 @@ def _all_reduce(given: Tensor) -> Tensor:
 def _all_gather(given: Tensor) -> Tensor:
     share = given.chunk(dist.get_world_size())[0].contiguous()
     result = torch.empty_like(given)
-    dist.all_gather_into_tensor(result, share)
+    _gather(result, share)
     return result
 
 
 def _reduce_scatter(given: Tensor) -> Tensor:
     result = torch.empty_like(given.chunk(dist.get_world_size())[0])
-    dist.reduce_scatter_tensor(result, given)
+    _scatter(result, given)
     return result
 
 
@@ -202,10 +207,5 @@ def bandwidth(
         said = ", ".join(f"{number(rate / 1e9)} GB/s at {size(num_bytes)}" for num_bytes, rate in rates.items())
         measures = {f"bytes_per_s_at_{num_bytes}_bytes": rate for num_bytes, rate in rates.items()}
         measures |= {f"seconds_at_{num_bytes}_bytes": seconds for num_bytes, seconds in slowest.items()}
-        findings.append(
-            Finding(
-                probe=PROBE, part=collective.name, outcome="GO", seen=f"bus bandwidth {said} (slowest rank)",
-                measures=measures,
-            )
-        )  # fmt: skip
+        findings.append(go(PROBE, f"bus bandwidth {said} (slowest rank)", part=collective.name, measures=measures))
     return findings

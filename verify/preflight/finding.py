@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from reports.preflight_record import Outcome, PreflightFinding
 
@@ -41,12 +42,15 @@ class Finding:
         )
 
 
-def go(probe: str, seen: str, *, part: str = "", hint: str = "", **measures: float) -> Finding:
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+def go(probe: str, seen: str, *, part: str = "", hint: str = "", measures: Mapping[str, float] = _NOTHING) -> Finding:
     """Proven; a hint may still say what would be better."""
     return Finding(probe=probe, outcome="GO", seen=seen, hint=hint, part=part, measures=measures)
 
 
-def no_go(probe: str, seen: str, hint: str, *, part: str = "", **measures: float) -> Finding:
+def no_go(probe: str, seen: str, hint: str, *, part: str = "", measures: Mapping[str, float] = _NOTHING) -> Finding:
     """Found wrong."""
     return Finding(probe=probe, outcome="NO-GO", seen=seen, hint=hint, part=part, measures=measures)
 

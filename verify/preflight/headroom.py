@@ -48,10 +48,10 @@ def check_headroom(needed: NeededBytes, batch: PlannedBatch, machine: Machine, p
     if needed.peak > available:
         hint = "more ranks, a smaller batch (--groups-per-rank), gradient checkpointing, or bfloat16 weights"
         short = f"{said}; it has {size(available)}, {size(needed.peak - available)} too few"
-        return [no_go(PROBE, short, hint, part="step", **measures), _loading(needed, machine)]
+        return [no_go(PROBE, short, hint, part="step", measures=measures), _loading(needed, machine)]
     left = f"{said}; it has {size(available)}, {size(available - needed.peak)} of it left"
     hint = "an estimate from shapes; packparity forecast counts exactly"
-    return [go(PROBE, left, part="step", hint=hint, **measures), _loading(needed, machine)]
+    return [go(PROBE, left, part="step", hint=hint, measures=measures), _loading(needed, machine)]
 
 
 def available_bytes(machine: Machine, profile: Profile) -> int | None:

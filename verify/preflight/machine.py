@@ -7,7 +7,8 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -198,7 +199,7 @@ def read_device(device: str) -> Device:
         shared_bytes_per_block=getattr(properties, "shared_memory_per_block_optin", None),
         driver=read_driver(),
         cuda=torch.version.cuda or "",
-        nccl=".".join(map(str, torch.cuda.nccl.version())),
+        nccl=".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
     )
 
 
@@ -227,6 +228,19 @@ def ptxas_version(path: str) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     _, found, rest = done.stdout.partition("release ")
     return rest.split(",")[0].strip() if found else ""
+
+
+@contextmanager
+def memory_capped(device: str, fraction: float) -> Iterator[None]:
+    """Let torch take no more than a share of the device's memory while the context is open; nothing on a CPU."""
+    if torch.device(device).type != "cuda" or fraction >= 1:
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(fraction, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def synchronise(device: str) -> None:

@@ -157,10 +157,10 @@ def _memory(profile: Profile, machine: Machine) -> Iterator[Finding]:
     )
     if memory.available_bytes < profile.cap_bytes:
         hint = "end what else runs there, or lower the cap: running out of unified memory freezes the machine"
-        yield no_go(PROBE, f"less memory is available than the {said}", hint, part=part, **readings)
+        yield no_go(PROBE, f"less memory is available than the {said}", hint, part=part, measures=readings)
     else:
         hint = f"training needs torch.cuda.set_per_process_memory_fraction({fraction:.3f}) too; it bounds torch alone"
-        yield go(PROBE, f"{said}; applied here", part=part, hint=hint, **readings)
+        yield go(PROBE, f"{said}; applied here", part=part, hint=hint, measures=readings)
 
 
 def _network(profile: Profile, machine: Machine, planned: Planned) -> Iterator[Finding]:

@@ -58,7 +58,7 @@ def read_checkpoint(folder: Path | None) -> Read:
     except (CheckpointError, OSError) as error:
         return Read(finding=no_go(CHECKPOINT, str(error), _HINT_CHECKPOINT))
     said = f"{folder.name}: {plural(len(files), 'file')}, {count(num_tensors)} tensors, {size(total)}"
-    return Read(finding=go(CHECKPOINT, said, total_bytes=float(total)), contents=contents)
+    return Read(finding=go(CHECKPOINT, said, measures={"total_bytes": float(total)}), contents=contents)
 
 
 def _look_into(file: Path) -> tuple[int, str]:
@@ -116,4 +116,4 @@ def read_data(
     said = f"{data.name}: {pairs.describe()}; the longest packed pair has {count(longest.total_tokens)} tokens"
     contents = {"data sha256": pairs.sha256, "tokenizer sha256": str(pairs.tokenizer.tokenizer_sha256)}
     contents["chat template sha256"] = str(pairs.tokenizer.chat_template_sha256)
-    return Read(finding=go(DATA, said, rows=float(pairs.rows_read)), contents=contents, pairs=pairs)
+    return Read(finding=go(DATA, said, measures={"rows": float(pairs.rows_read)}), contents=contents, pairs=pairs)

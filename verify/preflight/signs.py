@@ -31,9 +31,9 @@ class Sign:
     where: str
     waits: bool
 
-    def as_bytes(self) -> bytes:
+    def as_text(self) -> str:
         """For the store of the group."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(asdict(self))
 
     @staticmethod
     def read(content: bytes) -> Sign:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from verify.preflight.signs import Limits, Seen, Sign, blame, signs_of
 from verify.sharded.ranks import RankPlace
@@ -45,7 +45,7 @@ class Watch:
         on_end: Called with the reason before this rank leaves; not where the run ends by itself.
     """
 
-    def __init__(self, store: dist.Store, place: RankPlace, limits: Limits, on_end: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, place: RankPlace, limits: Limits, on_end: Callable[[str], None]) -> None:
         self._store, self._place, self._limits, self._on_end = store, place, limits, on_end
         self._stage, self._entered, self._host = "start", time.monotonic(), socket.gethostname()
         self._main = threading.main_thread().ident
@@ -98,11 +98,11 @@ class Watch:
             where=where,
             waits=waits,
         )
-        store.set(_key(place.rank), sign.as_bytes())
+        store.set(_key(place.rank), sign.as_text())
         if store.check(["end"]):
-            reason = store.get("end").decode()
+            said: str = store.get("end").decode()
             store.add("read", 1)
-            return reason
+            return said
         looked_at = range(place.world_size) if place.rank == 0 or asked_to_end else range(1)
         keys = [_key(rank) for rank in looked_at]
         contents = [store.get(key) if store.check([key]) else None for key in keys]
@@ -158,8 +158,8 @@ def watched(place: RankPlace, limits: Limits, on_end: Callable[[str], None]) -> 
     Yields:
         The watch, to be told which probe this rank is in.
     """
-    # The group's own store; torch has no public name for it.
-    store = dist.PrefixStore("watch", dist.distributed_c10d._get_default_store().clone())
+    # The store of the default group, for which torch has no public name; over a connection of its own.
+    store = PrefixStore("watch", _get_default_store().clone())  # type: ignore[attr-defined]
     watch = Watch(store, place, limits, on_end)
     readable, writable = os.pipe()
     os.set_blocking(writable, False)

@@ -1,0 +1,168 @@
+"""What a preflight is asked for, with defaults filled in: values only, the same on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from verify.models.configs import TINY_CONFIGS, TINY_PREFIX, NamedConfig
+from verify.models.dtypes import DTYPES
+from verify.models.lora import LoraSpec
+from verify.models.request import ModelRequest, requested_config
+from verify.preflight.attention import AttentionSizes
+from verify.preflight.batch_memory import PlannedBatch
+from verify.preflight.profiles import PROFILES, Profile
+from verify.preflight.signs import Limits
+from verify.subjects.kernel_attention import KERNEL_BACKENDS
+
+ALWAYS_REQUIRED = ("arguments", "versions", "devices", "collectives results", "attention", "parity", "determinism")
+"""Without these there is no GO. Of attention and parity any one backend will do, unless backends were named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightOptions:
+    """Options of the command line, as given."""
+
+    model: str = "tiny"
+    layers: int | None = None
+    oracle_layers: int | None = None
+    dtype: str = "float32"
+    backends: tuple[str, ...] = ()
+    device: str = "cpu"
+    data: Path | None = None
+    tokenizer: Path | None = None
+    max_tokens: int | None = None
+    groups_per_rank: int = 1
+    prompt_tokens: int = 512
+    response_tokens: int = 512
+    profile: str = "none"
+    seed: int = 0
+    timeout_s: float = 600.0
+    silence_s: float = 30.0
+    out: Path | None = None
+
+    def as_values(self) -> dict[str, str]:
+        """By name, for holding ranks against each other."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightPlan:
+    """A request whose options were found good.
+
+    Args:
+        options: The options.
+        model: The model request of the parity probes; its device is left open.
+        profile: The profile.
+        backends: What is to be shown to run.
+        heads: Of the model's attention.
+        num_layers: Depth that training has: published, or as cut by ``--layers``.
+        vocab_size: Rows of the embedding that are tokens.
+        sizes: Sizes of the model, where its memory can be told from them.
+    """
+
+    options: PreflightOptions
+    model: ModelRequest
+    profile: Profile
+    backends: tuple[str, ...]
+    heads: AttentionSizes
+    num_layers: int
+    vocab_size: int
+    sizes: NamedConfig | None
+
+    @property
+    def limits(self) -> Limits:
+        """Of the watch."""
+        return Limits(stage_s=self.options.timeout_s, answer_s=self.options.silence_s)
+
+    @property
+    def batch(self) -> PlannedBatch:
+        """The batch whose memory is asked for."""
+        options = self.options
+        return PlannedBatch(
+            groups=options.groups_per_rank,
+            prompt_tokens=options.prompt_tokens,
+            response_tokens=options.response_tokens,
+        )
+
+    @property
+    def required(self) -> list[str]:
+        """Probes without which there is no GO."""
+        named = [f"{probe} {backend}" for probe in ("attention", "parity") for backend in self.options.backends]
+        given = {
+            "profile": self.profile != PROFILES["none"],
+            "checkpoint": self.model.is_checkpoint,
+            "data": self.options.data is not None,
+            "memory headroom": self.sizes is not None,
+        }
+        return [*ALWAYS_REQUIRED, *named, *(name for name, asked in given.items() if asked)]
+
+
+def make_plan(options: PreflightOptions) -> PreflightPlan:
+    """Turn options into a plan.
+
+    Args:
+        options: The options.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: An option that cannot be meant; the message says which and what would be right.
+    """
+    is_tiny = options.model.lower() in TINY_CONFIGS or options.model.lower().startswith(TINY_PREFIX)
+    model = ModelRequest(
+        name=options.model,
+        num_layers=options.layers,
+        seed=options.seed,
+        lora=LoraSpec(strength=0.3 if is_tiny else 0.1),
+    )
+    config = requested_config(model).get_text_config()
+    published = int(config.num_hidden_layers)
+    num_layers = options.layers or published
+    if not 1 <= num_layers <= published:
+        raise ValueError(f"--layers {num_layers}: {options.model} has {published} layers")
+    if options.oracle_layers is not None and not 1 <= options.oracle_layers <= num_layers:
+        raise ValueError(f"--oracle-layers {options.oracle_layers}: {num_layers} layers are run")
+    num_heads = int(config.num_attention_heads)
+    return PreflightPlan(
+        options=options,
+        model=model,
+        profile=PROFILES[options.profile],
+        backends=options.backends or KERNEL_BACKENDS,
+        heads=AttentionSizes(
+            num_heads=num_heads,
+            num_key_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // num_heads),
+        ),
+        num_layers=num_layers,
+        vocab_size=int(config.vocab_size),
+        sizes=_sizes(model, config),
+    )
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of a weight."""
+    return DTYPES[dtype].itemsize
+
+
+def _sizes(model: ModelRequest, config: Any) -> NamedConfig | None:
+    """Sizes by which memory is told; None for a family whose layers are not known to be attention and a gated MLP."""
+    if not model.is_given_whole:
+        return model.seeded_config
+    model_type = str(config.model_type)
+    if model_type not in ("qwen3", "qwen2", "llama", "mistral"):
+        return None
+    return NamedConfig(
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(config.intermediate_size),
+        num_hidden_layers=int(config.num_hidden_layers),
+        num_attention_heads=int(config.num_attention_heads),
+        num_key_value_heads=int(config.num_key_value_heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads),
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        weight_std=0.02,
+        model_type=model_type,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,192 @@
+"""The probes in their order: what costs nothing first, and nothing is loaded where it would not fit."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from reports.preflight_record import PreflightRank
+from verify.models.dtypes import DTYPES
+from verify.preflight import collectives, readable
+from verify.preflight.agreement import agreement
+from verify.preflight.attention import Target, probe_attention
+from verify.preflight.batch_memory import needed_bytes
+from verify.preflight.finding import Finding, abstains, go
+from verify.preflight.headroom import check_headroom
+from verify.preflight.machine import Machine, read_machine, synchronise
+from verify.preflight.meeting import Meeting
+from verify.preflight.plan import PreflightPlan, itemsize_of
+from verify.preflight.profiles import Planned, check_profile
+from verify.tolerance import load_policy
+
+BANDWIDTH_SIZES = {"cpu": (2**16, 2**20, 2**22), "cuda": (2**20, 2**24, 2**28)}
+"""Bytes of the whole result, by kind of device."""
+_HINT_VERSIONS = "install the same environment on every machine (pip install -c constraints.txt)"
+_HINT_ARGUMENTS = "start every rank with the same command line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """What probes that come first leave for the record and for those that come later.
+
+    Args:
+        machine: Of this rank.
+        ranks: Who runs where.
+        host_bytes: MemAvailable of each rank's machine, shared by its ranks; the least of them all.
+    """
+
+    machine: Machine
+    ranks: tuple[PreflightRank, ...]
+    host_bytes: int | None
+
+
+def look_around(plan: PreflightPlan, meeting: Meeting) -> Gathered:
+    """Arguments, versions, devices: whether all ranks run the same.
+
+    Args:
+        plan: The plan.
+        meeting: Takes the findings.
+
+    Returns:
+        What was found about machines.
+    """
+    meeting.enter("arguments")
+    values = {**plan.options.as_values(), "world_size": str(meeting.place.world_size)}
+    meeting.together([agreement("arguments", meeting.gathered(values), hint=_HINT_ARGUMENTS)])
+    meeting.enter("versions")
+    hosts = meeting.gathered(socket.gethostname())
+    machine = read_machine(meeting.place.device, hosts.count(socket.gethostname()))
+    meeting.together(
+        [
+            agreement("versions", meeting.gathered(machine.versions), hint=_HINT_VERSIONS),
+            agreement(
+                "settings", meeting.gathered(machine.settings), hint="export the same variables on every machine"
+            ),
+        ]
+    )
+    ranks = meeting.gathered(
+        PreflightRank(
+            rank=meeting.place.rank,
+            local_rank=meeting.place.local_rank,
+            host=machine.host,
+            device=machine.device.describe(),
+            driver=machine.device.driver,
+        )
+    )
+    host = machine.memory.available_bytes
+    shares = meeting.gathered(None if host is None else host // machine.processes)
+    known = [share for share in shares if share is not None]
+    return Gathered(machine=machine, ranks=tuple(ranks), host_bytes=min(known) if len(known) == len(shares) else None)
+
+
+def look_at_devices(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -> None:
+    """Devices and their drivers, the profile, and collectives."""
+    device = meeting.place.device
+
+    def works() -> Iterable[Finding]:
+        ones = torch.ones(64, 64, device=device, dtype=DTYPES[plan.options.dtype])
+        total = float((ones @ ones).sum())
+        synchronise(device)
+        if total != 64.0**3:
+            raise ValueError(f"a product of ones on {device} sums to {total}")
+        yield go("devices", gathered.machine.device.describe())
+
+    meeting.alone("devices", works)
+    facts = asdict(gathered.machine.device) | {"free_bytes": None}
+    same = agreement(
+        "devices", meeting.gathered({name: str(value) for name, value in facts.items()}), hint="use equal machines"
+    )
+    meeting.together([Finding(probe="devices", part="alike", outcome=same.outcome, seen=same.seen, hint=same.hint)])
+    planned = Planned(
+        head_dim=plan.heads.head_dim,
+        flex="flex" in plan.backends,
+        num_hosts=len({rank.host for rank in gathered.ranks}),
+    )
+    meeting.alone("profile", lambda: check_profile(plan.profile, gathered.machine, planned))
+    meeting.enter("collectives")
+    found = collectives.check_results(meeting.place.rank, meeting.place.world_size, device)
+    meeting.alone("collectives", lambda: [found])
+    meeting.enter("collectives")
+    sizes = BANDWIDTH_SIZES[torch.device(device).type]
+    meeting.together(collectives.bandwidth(meeting.gathered(collectives.measure_times(device, sizes))))
+
+
+def look_at_files(plan: PreflightPlan, meeting: Meeting, num_pairs: int) -> readable.Read:
+    """Checkpoint and data: whether every rank can read them, and reads the same.
+
+    Returns:
+        What this rank read of the data.
+    """
+    options = plan.options
+    folder = Path(options.model) if plan.model.is_checkpoint else None
+
+    def data() -> readable.Read:
+        return readable.read_data(
+            options.data,
+            options.tokenizer,
+            num_pairs=num_pairs,
+            seed=options.seed,
+            max_tokens=options.max_tokens,
+            vocab_size=plan.vocab_size,
+        )
+
+    _read_alike(readable.CHECKPOINT, meeting, lambda: readable.read_checkpoint(folder))
+    return _read_alike(readable.DATA, meeting, data)
+
+
+def _read_alike(probe: str, meeting: Meeting, read: Callable[[], readable.Read]) -> readable.Read:
+    done = [readable.Read(finding=abstains(probe, "it could not be read"))]
+
+    def reading() -> Iterable[Finding]:
+        done[0] = read()
+        yield done[0].finding
+
+    meeting.alone(probe, reading)
+    contents = meeting.gathered(done[0].contents)
+    if all(contents):
+        same = agreement(probe, contents, hint="copy the same files to every machine")
+        meeting.together([Finding(probe=probe, part="alike", outcome=same.outcome, seen=same.seen, hint=same.hint)])
+    return done[0]
+
+
+def look_at_memory(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -> None:
+    """Whether the planned batch and the model fit."""
+
+    def headroom() -> list[Finding]:
+        if plan.sizes is None:
+            return [
+                abstains("memory headroom", f"what a step of {plan.options.model} takes is not known from its shape")
+            ]
+        needed = needed_bytes(
+            plan.sizes,
+            plan.model.lora,
+            plan.batch,
+            num_layers=plan.num_layers,
+            itemsize=itemsize_of(plan.options.dtype),
+            world_size=meeting.place.world_size,
+        )
+        return check_headroom(needed, plan.batch, gathered.machine, plan.profile)
+
+    meeting.alone("memory headroom", headroom)
+
+
+def look_at_kernels(plan: PreflightPlan, meeting: Meeting) -> tuple[str, ...]:
+    """Which attention backends run here.
+
+    Returns:
+        Those that were proven on all ranks.
+    """
+    target = Target(
+        sizes=plan.heads,
+        dtype=DTYPES[plan.options.dtype],
+        device=meeting.place.device,
+        policy=load_policy(None),
+        seed=plan.options.seed,
+    )
+    for backend in plan.backends:
+        meeting.alone("attention", lambda backend=backend: [probe_attention(backend, target)])  # type: ignore[misc]
+    return tuple(backend for backend in plan.backends if meeting.everywhere("attention", backend))
