@@ -72,6 +72,21 @@ class PreflightPlan:
     sizes: NamedConfig | None
 
     @property
+    def is_tiny(self) -> bool:
+        """Whether a pass takes milliseconds."""
+        return is_tiny(self.options.model)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the depth can be chosen."""
+        return not self.model.family
+
+    def depth_in_words(self, num_layers: int) -> str:
+        """E.g. "4 of 36 layers"."""
+        all_layers = num_layers == self.num_layers
+        return f"all {num_layers} layers" if all_layers else f"{num_layers} of {self.num_layers} layers at full width"
+
+    @property
     def limits(self) -> Limits:
         """Of the watch."""
         return Limits(stage_s=self.options.timeout_s, answer_s=self.options.silence_s)
@@ -95,6 +110,7 @@ class PreflightPlan:
             "checkpoint": self.model.is_checkpoint,
             "data": self.options.data is not None,
             "memory headroom": self.sizes is not None,
+            "full depth": self.options.oracle_layers not in (None, self.num_layers),
         }
         return [*ALWAYS_REQUIRED, *named, *(name for name, asked in given.items() if asked)]
 
@@ -111,12 +127,11 @@ def make_plan(options: PreflightOptions) -> PreflightPlan:
     Raises:
         ValueError: An option that cannot be meant; the message says which and what would be right.
     """
-    is_tiny = options.model.lower() in TINY_CONFIGS or options.model.lower().startswith(TINY_PREFIX)
     model = ModelRequest(
         name=options.model,
         num_layers=options.layers,
         seed=options.seed,
-        lora=LoraSpec(strength=0.3 if is_tiny else 0.1),
+        lora=LoraSpec(strength=0.3 if is_tiny(options.model) else 0.1),
     )
     config = requested_config(model).get_text_config()
     published = int(config.num_hidden_layers)
@@ -140,6 +155,11 @@ def make_plan(options: PreflightOptions) -> PreflightPlan:
         vocab_size=int(config.vocab_size),
         sizes=_sizes(model, config),
     )
+
+
+def is_tiny(model: str) -> bool:
+    """Whether an embedded tiny model, or a tiny one of a family, is asked for."""
+    return model.lower() in TINY_CONFIGS or model.lower().startswith(TINY_PREFIX)
 
 
 def itemsize_of(dtype: str) -> int:

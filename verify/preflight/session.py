@@ -22,7 +22,7 @@ from verify.sharded.ranks import RankPlace, process_group
 
 _STAGES = 12
 """About as many probes as there are, for the bar."""
-_MORE_THAN_THE_WATCH_S = 60.0
+_MORE_THAN_THE_WATCH_S = 10.0
 """A collective waits longer than the watch does, which knows better who is to blame."""
 
 Finish = Callable[[PreflightRecord], None]
@@ -95,7 +95,7 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
     finished = _Once(finish if place.rank == 0 else lambda record: None)
     try:
         with (
-            process_group(place, options.timeout_s + options.silence_s + _MORE_THAN_THE_WATCH_S),
+            process_group(place, options.timeout_s + _MORE_THAN_THE_WATCH_S),
             watched(place, limits, lambda reason: finished.early(draft, reason)) as watch,
         ):
             if place.rank == 0 and options.out is not None:
