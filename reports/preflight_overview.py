@@ -49,9 +49,9 @@ def measures(finding: PreflightFinding) -> list[tuple[str, str]]:
 
 def facts(record: PreflightRecord) -> dict[str, str]:
     """How the run was made."""
-    packages = record.environment.packages
+    packages, hosts = record.environment.packages, len({rank.host for rank in record.ranks})
     return {
-        "ranks": f"{record.world_size} on {plural(len({rank.host for rank in record.ranks}), 'host')}",
+        "ranks": plural(record.world_size, "rank") + (f" on {plural(hosts, 'host')}" if hosts else ""),
         "versions": f"packparity {record.tool_version}, torch {packages.get('torch', '?')}, transformers "
         f"{packages.get('transformers', '?')}, peft {packages.get('peft', '?')}",
         "limits": f"{record.stage_limit_s:g} s for each probe, {record.answer_limit_s:g} s without a sign of life",

@@ -107,8 +107,10 @@ class PreflightRecord(_Frozen):
     @property
     def reasons(self) -> list[str]:
         """Why not; empty for GO."""
-        ended = [f"the run was ended: {self.ended_early}"] if self.ended_early else []
-        return [*ended, *reasons_against(self.findings, self.required, self.world_size)]
+        if self.ended_early:
+            wrong = reasons_against(self.findings, [], self.world_size)
+            return [f"the run was ended: {self.ended_early}", *wrong]
+        return reasons_against(self.findings, self.required, self.world_size)
 
     @property
     def decision(self) -> Literal["GO", "NO-GO"]:

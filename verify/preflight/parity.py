@@ -69,6 +69,22 @@ class Judging:
     variations: tuple[str, ...]
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the oracle runs on fewer layers than the model has."""
+        return self.depth.num_layers < self.plan.num_layers
+
+    @property
+    def limits(self) -> list[str]:
+        """What is not looked at, in sentences."""
+        if not self.is_cut:
+            return []
+        layers = self.plan.depth_in_words(self.depth.num_layers)
+        return [
+            f"the float64 oracle at full depth: it runs on {layers} ({self.depth.why_cut}); all layers are judged "
+            "packed against unpacked on the sharded model"
+        ]
+
+    @property
     def seed(self) -> int:
         """Of torch's generator during passes."""
         return self.plan.options.seed
@@ -98,39 +114,39 @@ class Judging:
         )
 
 
-def look_at_parity(
-    plan: PreflightPlan, meeting: Meeting, gathered: Gathered, backends: Sequence[str], pairs: LoadedPairs | None
-) -> list[str]:
+def look_at_parity(judging: Judging, meeting: Meeting) -> None:
     """Judge every backend on the sharded model.
 
     Args:
-        plan: The plan.
+        judging: On what, and how deep.
         meeting: Takes the findings.
-        gathered: For the memory that the oracle may take.
-        backends: Those that were shown to run on every rank.
-        pairs: Of the data, on this rank; None without.
-
-    Returns:
-        What was not looked at, in sentences.
     """
-    not_run = [backend for backend in plan.backends if backend not in backends]
+    plan, run = judging.plan, [subject.name for subject in judging.subjects]
+    not_run = [backend for backend in plan.backends if backend not in run]
     meeting.together(abstains(PARITY, "its attention was not proven to run here", part=each) for each in not_run)
-    if not backends:
-        return [f"{DETERMINISM}: no attention backend was proven to run"]
-    judging = _judging(plan, meeting, gathered, backends, pairs)
+    if not run:
+        meeting.together([abstains(DETERMINISM, "no attention backend was proven to run here")])
+        return
     _judge_with_oracle(judging, meeting)
-    if judging.depth.num_layers == plan.num_layers:
-        return []
-    _judge_full_depth(judging, meeting)
-    return [
-        f"the float64 oracle at full depth: {judging.depth.num_layers} of {plan.num_layers} layers at full width "
-        f"({judging.depth.why_cut}); all layers are judged packed against unpacked"
-    ]
+    if judging.is_cut:
+        _judge_full_depth(judging, meeting)
 
 
-def _judging(
+def choose_judging(
     plan: PreflightPlan, meeting: Meeting, gathered: Gathered, backends: Sequence[str], pairs: LoadedPairs | None
 ) -> Judging:
+    """Choose cases, variations and the depth of the oracle, the same on every rank.
+
+    Args:
+        plan: The plan.
+        meeting: Where this rank stands.
+        gathered: For the memory that the oracle may take.
+        backends: Those that were shown to run on every rank.
+        pairs: Of the data, the same on all ranks; None without.
+
+    Returns:
+        What parity is judged on.
+    """
     world_size = meeting.place.world_size
     cases = (
         cases_of_data(pairs.groups)

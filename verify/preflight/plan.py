@@ -110,7 +110,6 @@ class PreflightPlan:
             "checkpoint": self.model.is_checkpoint,
             "data": self.options.data is not None,
             "memory headroom": self.sizes is not None,
-            "full depth": self.options.oracle_layers not in (None, self.num_layers),
         }
         return [*ALWAYS_REQUIRED, *named, *(name for name, asked in given.items() if asked)]
 

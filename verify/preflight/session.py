@@ -14,10 +14,10 @@ from verify.environment import read_environment, tool_version
 from verify.preflight import run
 from verify.preflight.machine import memory_capped
 from verify.preflight.meeting import Meeting
-from verify.preflight.parity import look_at_parity
+from verify.preflight.parity import FULL_DEPTH, choose_judging, look_at_parity
 from verify.preflight.plan import PreflightOptions, PreflightPlan, make_plan
 from verify.preflight.signs import Limits
-from verify.preflight.watch import watched
+from verify.preflight.watch import EndSignal, watched
 from verify.sharded.ranks import RankPlace, process_group
 
 _STAGES = 12
@@ -48,6 +48,7 @@ class Draft:
     meeting: Meeting | None = None
     ranks: tuple[PreflightRank, ...] = ()
     limits: list[str] = field(default_factory=list)
+    also_required: list[str] = field(default_factory=list)
 
     def record(self, ended_early: str = "") -> PreflightRecord:
         """The record of what was found.
@@ -65,7 +66,7 @@ class Draft:
             request=dict(self.options.as_values()) | {"num_layers": self.plan.num_layers},
             world_size=self.place.world_size,
             ranks=list(self.ranks),
-            required=self.plan.required,
+            required=[*self.plan.required, *self.also_required],
             findings=list(self.meeting.findings),
             ended_early=ended_early,
             limits=list(self.limits),
@@ -95,8 +96,9 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
     finished = _Once(finish if place.rank == 0 else lambda record: None)
     try:
         with (
+            EndSignal() as end_signal,
             process_group(place, options.timeout_s + _MORE_THAN_THE_WATCH_S),
-            watched(place, limits, lambda reason: finished.early(draft, reason)) as watch,
+            watched(place, limits, end_signal, lambda reason: finished.early(draft, reason)) as watch,
         ):
             if place.rank == 0 and options.out is not None:
                 check_writable(options.out, PREFLIGHT_FILES)
@@ -130,7 +132,10 @@ def _probe(draft: Draft, plan: PreflightPlan, meeting: Meeting) -> None:
             draft.limits.append("kernels and parity: nothing is loaded where what comes first is wrong")
             return
         backends = run.look_at_kernels(plan, meeting)
-        draft.limits += look_at_parity(plan, meeting, gathered, backends, read.pairs)
+        judging = choose_judging(plan, meeting, gathered, backends, read.pairs)
+        draft.limits += judging.limits
+        draft.also_required += [FULL_DEPTH] if judging.is_cut else []
+        look_at_parity(judging, meeting)
 
 
 class _Once:

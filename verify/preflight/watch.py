@@ -146,13 +146,47 @@ def main_thread_at(thread: int | None) -> tuple[str, bool]:
     return f"{'/'.join(path.parts[-3:])}:{at.f_lineno}", waits
 
 
+class EndSignal:
+    """SIGTERM, which torchrun sends to all others when a rank has died: noticed, and survived from :meth:`arm` on.
+
+    The main thread may be in a call that never returns, so that no handler of it would run; a descriptor is written to
+    at once. To be entered by the main thread, around all that must still say what became of the run.
+    """
+
+    def __enter__(self) -> EndSignal:
+        """Nothing is changed yet."""
+        self.readable, self._writable = os.pipe()
+        os.set_blocking(self._writable, False)
+        self._handler_before = signal.getsignal(signal.SIGTERM)
+        self._wakeup_before: int | None = None
+        return self
+
+    def arm(self) -> None:
+        """From now on the signal ends nothing by itself."""
+        self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+    def wake(self) -> None:
+        """Let whoever waits for the signal go on."""
+        os.write(self._writable, b"\0")
+
+    def __exit__(self, *error: object) -> None:
+        """All is as it was."""
+        if self._wakeup_before is not None:
+            signal.signal(signal.SIGTERM, self._handler_before)
+            signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self.readable)
+        os.close(self._writable)
+
+
 @contextmanager
-def watched(place: RankPlace, limits: Limits, on_end: Callable[[str], None]) -> Iterator[Watch]:
-    """Watch over the ranks of the default group while the context is open; for the main thread.
+def watched(place: RankPlace, limits: Limits, end_signal: EndSignal, on_end: Callable[[str], None]) -> Iterator[Watch]:
+    """Watch over the ranks of the default group while the context is open.
 
     Args:
         place: Where this process stands.
         limits: For how long a rank may stay in a probe or give no sign.
+        end_signal: Is armed here, and stays so: a rank that raises has still to find out which rank was lost.
         on_end: Called with the reason before this rank leaves because of it.
 
     Yields:
@@ -161,23 +195,15 @@ def watched(place: RankPlace, limits: Limits, on_end: Callable[[str], None]) -> 
     # The store of the default group, for which torch has no public name; over a connection of its own.
     store = PrefixStore("watch", _get_default_store().clone())  # type: ignore[attr-defined]
     watch = Watch(store, place, limits, on_end)
-    readable, writable = os.pipe()
-    os.set_blocking(writable, False)
-    wakeup_before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    # The main thread may never get to a handler; the wakeup descriptor is written to at once.
-    handler_before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    thread = threading.Thread(target=watch.run, args=(readable,), name="watch", daemon=True)
+    end_signal.arm()
+    thread = threading.Thread(target=watch.run, args=(end_signal.readable,), name="watch", daemon=True)
     thread.start()
     try:
         yield watch
     finally:
         watch.stop()
-        signal.signal(signal.SIGTERM, handler_before)
-        signal.set_wakeup_fd(wakeup_before)
-        os.write(writable, b"\0")
+        end_signal.wake()
         thread.join()
-        os.close(readable)
-        os.close(writable)
 
 
 def _key(rank: int) -> str:
