@@ -20,6 +20,7 @@ from verify.model_holder import ModelHolder
 from verify.noise import NoiseFloor, measure_noise
 from verify.objective import Preference, objective_named, run_objective
 from verify.observation import Observation
+from verify.preflight import planted
 from verify.preflight.agreement import agreement
 from verify.preflight.batch_memory import PlannedBatch
 from verify.preflight.depth import OracleDepth, oracle_depth
@@ -37,7 +38,7 @@ from verify.sharded.yardsticks import measure_yardsticks
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, WITNESS, default_variations
 from verify.subjects.selection import select_subject
-from verify.subjects.sharded import HONEST
+from verify.subjects.sharded import HONEST, ShardedStages
 from verify.tolerance import load_policy
 from verify.vacuity import vacuous_expectation
 from verify.verdict import Verdict, fold
@@ -96,11 +97,11 @@ class Judging:
         assert isinstance(objective, Preference)
         return objective
 
-    def on(self, model: object, subject: Subject, case: Case) -> Observation:
+    def on(self, model: object, subject: Subject, case: Case, stages: ShardedStages = HONEST) -> Observation:
         """One sharded step. A collective."""
         objective = objective_named(case.objective_name, self.objective)
         on_rank = SubjectOnRank(subject=subject, model=model, groups=case.groups, objective=objective)
-        return run_sharded(on_rank, micro_size=1, stages=HONEST, seed=self.seed).observation(on_rank)
+        return run_sharded(on_rank, micro_size=1, stages=stages, seed=self.seed).observation(on_rank)
 
     def context(self, case: Case, noise: NoiseFloor) -> JudgingContext:
         """What a judge needs."""
@@ -221,6 +222,17 @@ def _judge_with_oracle(judging: Judging, meeting: Meeting) -> None:
         digests = {case.name: _digest(seen) for case, seen in zip(judging.cases, first, strict=True)}
         alike = agreement(DETERMINISM, meeting.gathered(digests), hint=_HINT_DETERMINISM)
         meeting.together([replace(alike, part=f"{subject.name} alike")])
+    meeting.enter(planted.PROBE)
+    honest, case = judging.subjects[0], judging.cases[0]
+    for part, subject, stages in (
+        (planted.LEAK, planted.Leaking(subject=honest), HONEST),
+        (planted.NO_WORLD_SIZE, honest, planted.without_world_size()),
+    ):
+        actual = judging.on(model, subject, case, stages)
+        verdict, _, judged = judge_parity(
+            actual, honest.name, yardsticks.by_case[case.name], yardsticks, dtype=dtype, policy=policy
+        )
+        meeting.together([planted.noticed(part, verdict, judged, dtype)])
 
 
 def _digest(seen: Observation) -> str:

@@ -10,13 +10,16 @@ from verify.models.configs import TINY_CONFIGS, TINY_PREFIX, NamedConfig
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config
+from verify.preflight import planted
 from verify.preflight.attention import AttentionSizes
 from verify.preflight.batch_memory import PlannedBatch
 from verify.preflight.profiles import PROFILES, Profile
 from verify.preflight.signs import Limits
 from verify.subjects.kernel_attention import KERNEL_BACKENDS
 
-ALWAYS_REQUIRED = ("arguments", "versions", "devices", "collectives results", "attention", "parity", "determinism")
+ALWAYS_REQUIRED = (
+    "arguments", "versions", "devices", "collectives results", "attention", "parity", "determinism",
+)  # fmt: skip
 """Without these there is no GO. Of attention and parity any one backend will do, unless backends were named."""
 
 
@@ -111,6 +114,8 @@ class PreflightPlan:
             "data": self.options.data is not None,
             "memory headroom": self.sizes is not None,
         }
+        if self.options.dtype != "bfloat16":  # whose rounding may hide a planted fault
+            named += [f"{planted.PROBE} {part}" for part in planted.PLANTED]
         return [*ALWAYS_REQUIRED, *named, *(name for name, asked in given.items() if asked)]
 
 

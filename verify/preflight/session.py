@@ -126,7 +126,7 @@ def _probe(draft: Draft, plan: PreflightPlan, meeting: Meeting) -> None:
         return
     with memory_capped(meeting.place.device, plan.profile.memory_fraction(gathered.machine.device.total_bytes or 1)):
         run.look_at_devices(plan, meeting, gathered)
-        read = run.look_at_files(plan, meeting, num_pairs=2 * meeting.place.world_size)
+        read = run.look_at_files(plan, meeting, num_pairs=meeting.place.world_size + 1)
         run.look_at_memory(plan, meeting, gathered)
         if meeting.is_wrong("devices", "collectives", "checkpoint", "data", "memory headroom"):
             draft.limits.append("kernels and parity: nothing is loaded where what comes first is wrong")
