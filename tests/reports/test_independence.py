@@ -69,4 +69,11 @@ def test_no_module_names_what_it_must_not_import(path: Path) -> None:
 
 def test_the_templates_and_their_style_lie_in_the_package() -> None:
     names = {path.name for path in (PACKAGE / "templates").iterdir()}
-    assert names == {"report.html.j2", "kill_matrix.html.j2", "data_report.html.j2", "families.html.j2", "report.css"}
+    assert names == {
+        "report.html.j2",
+        "kill_matrix.html.j2",
+        "data_report.html.j2",
+        "families.html.j2",
+        "preflight.html.j2",
+        "report.css",
+    }

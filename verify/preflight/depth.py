@@ -8,7 +8,6 @@ from reports.words import size
 from verify.models.configs import NamedConfig
 from verify.models.lora import LoraSpec
 from verify.models.memory import num_weights
-from verify.preflight.batch_memory import PlannedBatch, needed_bytes
 
 _FLOAT64_BYTES = 8
 _SHARE_OF_MEMORY = 0.5
@@ -34,7 +33,7 @@ def oracle_depth(
     lora: LoraSpec,
     *,
     num_layers: int,
-    batch: PlannedBatch,
+    num_tokens: int,
     itemsize: int,
     host_bytes: int | None,
     stage_s: float,
@@ -45,7 +44,7 @@ def oracle_depth(
         config: Sizes of the model.
         lora: The adapters.
         num_layers: Depth of the model.
-        batch: What the oracle runs on: every group of a case on one rank.
+        num_tokens: Of all sequences of a case.
         itemsize: Bytes of a weight of the model, which lies whole beside the oracle's copy.
         host_bytes: Memory of the machine for this rank; None where it is not known.
         stage_s: Seconds that a probe may take.
@@ -55,12 +54,24 @@ def oracle_depth(
     """
     for depth in range(num_layers, 0, -1):
         weights = num_weights(config, depth, lora)
-        oracle = needed_bytes(config, lora, batch, num_layers=depth, itemsize=_FLOAT64_BYTES, world_size=1)
-        needed = weights * (itemsize + _FLOAT64_BYTES) + oracle.activations + oracle.logits
-        seconds = _FLOPS_PER_WEIGHT * weights * batch.tokens / _FLOPS_PER_S
+        kept = (depth * kept_per_token(config, lora) + 2 * _FLOAT64_BYTES * config.vocab_size) * num_tokens
+        needed = weights * (itemsize + _FLOAT64_BYTES) + kept
+        seconds = _FLOPS_PER_WEIGHT * weights * num_tokens / _FLOPS_PER_S
         fits = host_bytes is None or needed <= _SHARE_OF_MEMORY * host_bytes
         if depth == num_layers:
             whole = f"{size(needed)} and about {seconds:.0f} s of float64 at full depth"
         if fits and seconds <= _SHARE_OF_TIME * stage_s:
             return OracleDepth(num_layers=depth, why_cut="" if depth == num_layers else whole)
     return OracleDepth(num_layers=1, why_cut="" if num_layers == 1 else whole)
+
+
+def kept_per_token(config: NamedConfig, lora: LoraSpec) -> int:
+    """Bytes that autograd keeps of one token in one layer in float64; an estimate, rounded up (derived).
+
+    The input of each of the seven linear layers' adapters and their low-rank products; of attention queries, keys and
+    values (before and after rotation) and the output; of the MLP gate, its activation, up and their product; what layer
+    norms and the norms of queries and keys normalise.
+    """
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    return (10 * hidden + 5 * queries + 7 * keys + 4 * inner + 7 * lora.rank) * _FLOAT64_BYTES

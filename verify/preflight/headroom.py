@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from reports.words import size
-from verify.preflight.batch_memory import NeededBytes, PlannedBatch
+from verify.forecast.peak import PeakBytes
 from verify.preflight.finding import Finding, abstains, go, no_go
 from verify.preflight.machine import Machine
 from verify.preflight.profiles import Profile
+from verify.preflight.step_memory import PlannedBatch, StepMemory
 
 PROBE = "memory headroom"
+_HINT = "more ranks, a smaller batch (--groups-per-rank), gradient checkpointing, or bfloat16 weights"
 
 
-def check_headroom(needed: NeededBytes, batch: PlannedBatch, machine: Machine, profile: Profile) -> list[Finding]:
+def check_headroom(needed: StepMemory, batch: PlannedBatch, machine: Machine, profile: Profile) -> list[Finding]:
     """Hold what a step needs against what a rank has.
 
     Where memory is unified, or where the device is the CPU, the machine's MemAvailable is shared by its ranks; else a
@@ -24,34 +26,11 @@ def check_headroom(needed: NeededBytes, batch: PlannedBatch, machine: Machine, p
         profile: Its profile.
 
     Returns:
-        A finding of the step, and one of loading.
+        A finding of the step with each backend, and one of loading.
     """
-    measures = {
-        "needed_bytes": float(needed.peak),
-        "weights_bytes": float(needed.weights),
-        "in_flight_bytes": float(needed.in_flight),
-        "activations_bytes": float(needed.activations),
-        "logits_bytes": float(needed.logits),
-        "loading_bytes": float(needed.loading),
-    }
-    said = (
-        f"a step of {batch.tokens:,} tokens ({batch.groups} x {batch.prompt_tokens} + 2 x {batch.response_tokens}) "
-        f"needs about {size(needed.peak)} a rank: share of weights and optimizer {size(needed.weights)}, "
-        f"layers in flight {size(needed.in_flight)}, activations {size(needed.activations)}, "
-        f"logits {size(needed.logits)}"
-    )
     available = available_bytes(machine, profile)
-    if available is None:
-        reason = f"{said}; neither the device nor /proc/meminfo says what there is"
-        return [abstains(PROBE, reason, part="step"), _loading(needed, machine)]
-    measures["available_bytes"] = float(available)
-    if needed.peak > available:
-        hint = "more ranks, a smaller batch (--groups-per-rank), gradient checkpointing, or bfloat16 weights"
-        short = f"{said}; it has {size(available)}, {size(needed.peak - available)} too few"
-        return [no_go(PROBE, short, hint, part="step", measures=measures), _loading(needed, machine)]
-    left = f"{said}; it has {size(available)}, {size(available - needed.peak)} of it left"
-    hint = "an estimate from shapes; packparity forecast counts exactly"
-    return [go(PROBE, left, part="step", hint=hint, measures=measures), _loading(needed, machine)]
+    steps = [_step(backend, peak, batch, available) for backend, peak in needed.peaks.items()]
+    return [*steps, _loading(needed.loading, machine)]
 
 
 def available_bytes(machine: Machine, profile: Profile) -> int | None:
@@ -64,10 +43,27 @@ def available_bytes(machine: Machine, profile: Profile) -> int | None:
     return free if profile.cap_bytes is None or free is None else min(free, profile.cap_bytes)
 
 
-def _loading(needed: NeededBytes, machine: Machine) -> Finding:
+def _step(backend: str, peak: PeakBytes, batch: PlannedBatch, available: int | None) -> Finding:
+    part = f"step {backend}"
+    said = (
+        f"a step of {batch.tokens:,} tokens ({batch.groups} x {batch.prompt_tokens} + 2 x {batch.response_tokens}) "
+        f"needs {size(peak.total)} a rank: parameters {size(peak.parameters)}, gathered {size(peak.gathered)}, "
+        f"activations {size(peak.activations)}, optimizer and gradients {size(peak.optimizer_state + peak.gradients)}"
+    )
+    if available is None:
+        return abstains(PROBE, f"{said}; neither the device nor /proc/meminfo says what there is", part=part)
+    measures = {"needed_bytes": float(peak.total), "available_bytes": float(available)}
+    if peak.total > available:
+        short = f"{said}; it has {size(available)}, {size(peak.total - available)} too few"
+        return no_go(PROBE, short, _HINT, part=part, measures=measures)
+    left = f"{said}; it has {size(available)}, {size(available - peak.total)} of it left"
+    return go(PROBE, left, part=part, measures=measures)
+
+
+def _loading(of_a_rank: int, machine: Machine) -> Finding:
     """The model is whole in the memory of the host, on each rank, until it is sharded."""
-    host, all_ranks = machine.memory.available_bytes, needed.loading * machine.processes
-    said = f"{machine.processes} x {size(needed.loading)} of host memory while the model is built and sharded"
+    host, all_ranks = machine.memory.available_bytes, of_a_rank * machine.processes
+    said = f"{machine.processes} x {size(of_a_rank)} of host memory while the model is built and sharded"
     if host is None:
         return abstains(PROBE, f"{said}; /proc/meminfo does not say what there is", part="loading")
     if all_ranks > host:

@@ -22,7 +22,6 @@ from verify.objective import Preference, objective_named, run_objective
 from verify.observation import Observation
 from verify.preflight import planted
 from verify.preflight.agreement import agreement
-from verify.preflight.batch_memory import PlannedBatch
 from verify.preflight.depth import OracleDepth, oracle_depth
 from verify.preflight.finding import Finding, abstains, go, no_go
 from verify.preflight.judging import finding_of
@@ -172,12 +171,11 @@ def _depth(plan: PreflightPlan, gathered: Gathered, cases: Sequence[Case]) -> Or
         return OracleDepth(num_layers=plan.options.oracle_layers, why_cut="--oracle-layers")
     if plan.sizes is None:
         return OracleDepth(num_layers=plan.num_layers)
-    largest = max(cases, key=lambda case: case.pairwise_slots)
     return oracle_depth(
         plan.sizes,
         plan.model.lora,
         num_layers=plan.num_layers,
-        batch=PlannedBatch(groups=1, prompt_tokens=largest.pairwise_slots, response_tokens=1),
+        num_tokens=max(case.pairwise_slots for case in cases),
         itemsize=itemsize_of(plan.options.dtype),
         host_bytes=gathered.host_bytes,
         stage_s=plan.options.timeout_s,

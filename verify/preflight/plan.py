@@ -12,13 +12,13 @@ from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config
 from verify.preflight import planted
 from verify.preflight.attention import AttentionSizes
-from verify.preflight.batch_memory import PlannedBatch
 from verify.preflight.profiles import PROFILES, Profile
 from verify.preflight.signs import Limits
+from verify.preflight.step_memory import PlannedBatch, cut_config
 from verify.subjects.kernel_attention import KERNEL_BACKENDS
 
 ALWAYS_REQUIRED = (
-    "arguments", "versions", "devices", "collectives results", "attention", "parity", "determinism",
+    "arguments", "versions", "devices", "collectives results", "memory headroom", "attention", "parity", "determinism",
 )  # fmt: skip
 """Without these there is no GO. Of attention and parity any one backend will do, unless backends were named."""
 
@@ -62,7 +62,8 @@ class PreflightPlan:
         heads: Of the model's attention.
         num_layers: Depth that training has: published, or as cut by ``--layers``.
         vocab_size: Rows of the embedding that are tokens.
-        sizes: Sizes of the model, where its memory can be told from them.
+        config: The transformers config, at that depth.
+        sizes: Sizes of the model, where the oracle's memory can be told from them.
     """
 
     options: PreflightOptions
@@ -72,6 +73,7 @@ class PreflightPlan:
     heads: AttentionSizes
     num_layers: int
     vocab_size: int
+    config: Any
     sizes: NamedConfig | None
 
     @property
@@ -112,7 +114,6 @@ class PreflightPlan:
             "profile": self.profile != PROFILES["none"],
             "checkpoint": self.model.is_checkpoint,
             "data": self.options.data is not None,
-            "memory headroom": self.sizes is not None,
         }
         if self.options.dtype != "bfloat16":  # whose rounding may hide a planted fault
             named += [f"{planted.PROBE} {part}" for part in planted.PLANTED]
@@ -137,7 +138,8 @@ def make_plan(options: PreflightOptions) -> PreflightPlan:
         seed=options.seed,
         lora=LoraSpec(strength=0.3 if is_tiny(options.model) else 0.1),
     )
-    config = requested_config(model).get_text_config()
+    whole = requested_config(model)
+    config = whole.get_text_config()
     published = int(config.num_hidden_layers)
     num_layers = options.layers or published
     if not 1 <= num_layers <= published:
@@ -157,6 +159,7 @@ def make_plan(options: PreflightOptions) -> PreflightPlan:
         ),
         num_layers=num_layers,
         vocab_size=int(config.vocab_size),
+        config=cut_config(whole, num_layers),
         sizes=_sizes(model, config),
     )
 

@@ -14,13 +14,13 @@ from verify.models.dtypes import DTYPES
 from verify.preflight import collectives, readable
 from verify.preflight.agreement import agreement
 from verify.preflight.attention import Target, probe_attention
-from verify.preflight.batch_memory import needed_bytes
 from verify.preflight.finding import Finding, abstains, go
 from verify.preflight.headroom import check_headroom
 from verify.preflight.machine import Machine, read_machine, synchronise
 from verify.preflight.meeting import Meeting
-from verify.preflight.plan import PreflightPlan, itemsize_of
+from verify.preflight.plan import PreflightPlan
 from verify.preflight.profiles import Planned, check_profile
+from verify.preflight.step_memory import StepMemory, step_memory
 from verify.tolerance import load_policy
 
 BANDWIDTH_SIZES = {"cpu": (2**16, 2**20, 2**22), "cuda": (2**20, 2**24, 2**28)}
@@ -154,24 +154,34 @@ def _read_alike(probe: str, meeting: Meeting, read: Callable[[], readable.Read])
 
 
 def look_at_memory(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -> None:
-    """Whether the planned batch and the model fit."""
+    """Whether the planned batch and the model fit: rank 0 follows a step on shapes, every rank has its own memory."""
+    followed: list[StepMemory] = []
 
-    def headroom() -> list[Finding]:
-        if plan.sizes is None:
-            return [
-                abstains("memory headroom", f"what a step of {plan.options.model} takes is not known from its shape")
-            ]
-        needed = needed_bytes(
-            plan.sizes,
-            plan.model.lora,
-            plan.batch,
-            num_layers=plan.num_layers,
-            itemsize=itemsize_of(plan.options.dtype),
-            world_size=meeting.place.world_size,
-        )
-        return check_headroom(needed, plan.batch, gathered.machine, plan.profile)
+    def follow() -> Iterable[Finding]:
+        if meeting.place.rank == 0:
+            followed.append(
+                step_memory(
+                    plan.config,
+                    plan.model.lora,
+                    plan.batch,
+                    plan.backends,
+                    dtype=DTYPES[plan.options.dtype],
+                    device_type=torch.device(meeting.place.device).type,
+                    world_size=meeting.place.world_size,
+                )
+            )
+        return ()
 
-    meeting.alone("memory headroom", headroom)
+    meeting.alone("memory headroom", follow)
+    of_step = meeting.gathered(followed)[0]
+    meeting.alone(
+        "memory headroom",
+        lambda: [
+            finding
+            for needed in of_step
+            for finding in check_headroom(needed, plan.batch, gathered.machine, plan.profile)
+        ],
+    )
 
 
 def look_at_kernels(plan: PreflightPlan, meeting: Meeting) -> tuple[str, ...]:

@@ -89,12 +89,13 @@ def blame(seen: Mapping[int, Seen], limits: Limits, world_size: int) -> str:
     busy = {rank: each for rank, each in seen.items() if each.sign is not None and not each.sign.waits}
     if busy and len(busy) < len(seen):
         hang = "hangs" if len(busy) == 1 else "hang"
-        return f"{ranks_in_words(busy)} of {world_size} {hang} ({limits.stage_s:g} s){_places(busy)}; the others wait"
-    return f"no rank got further within {limits.stage_s:g} s{_places(late)} (--timeout allows for more)"
+        words = f"{ranks_in_words(busy)} of {world_size} {hang}"
+        return f"{words} ({limits.stage_s:g} s){_places(busy)}; the others wait (--timeout allows more)"
+    return f"no rank got further within {limits.stage_s:g} s{_places(late)} (--timeout allows more)"
 
 
 def _places(seen: Mapping[int, Seen]) -> str:
-    """Where ranks are, as far as it is known: ", rank 1 on host b in probe data at verify/data/load.py:30"."""
+    """Where ranks are, as far as it is known: " (rank 1 on spark-1 in probe data at verify/data/load.py:30)"."""
     known = [(rank, each.sign) for rank, each in sorted(seen.items()) if each.sign is not None]
     said = [f"rank {rank} on {sign.host} in probe {sign.stage} at {sign.where}" for rank, sign in known[:_MOST_PLACES]]
     return f" ({'; '.join(said)})" if said else ""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from packed_impl.attention import backend_named, gradient_support
+from packed_impl.attention import attention_function, backend_named, gradient_support
 from packed_impl.forest import Forest
 from verify.subject import Support
 
@@ -32,12 +31,12 @@ def backend_attention(
     Returns:
         Mixed values, as query.
     """
-    chosen = backend_named(backend)
     forest = Forest.of(lengths, [None, *([0] * (len(lengths) - 1))])
-    told = chosen.model_kwargs((forest,), query.device, query.dtype)
-    function = chosen.function or ALL_ATTENTION_FUNCTIONS[chosen.implementation]
+    told = backend_named(backend).model_kwargs((forest,), query.device, query.dtype)
     kwargs = {"attention_mask": None, **told}
-    output, _ = function(_Layer(query.shape[1] // key.shape[1]), query, key, value, scaling=scaling, **kwargs)
+    output, _ = attention_function(backend)(
+        _Layer(query.shape[1] // key.shape[1]), query, key, value, scaling=scaling, **kwargs
+    )
     mixed: Tensor = output.transpose(1, 2)
     return mixed
 

@@ -34,7 +34,7 @@ def test_those_who_wait_in_a_collective_are_not_blamed_for_the_one_that_hangs() 
     seen = {rank: Seen(sign=sign(seconds=61, waits=rank != 2)) for rank in range(4)}
     message = blame(seen, LIMITS, 4)
     assert message.startswith("rank 2 of 4 hangs (60 s)")
-    assert message.endswith("the others wait")
+    assert message.endswith("the others wait (--timeout allows more)")
 
 
 @pytest.mark.parametrize("waits", [True, False])
