@@ -110,4 +110,4 @@ def local_shards(model: nn.Module) -> dict[str, torch.Tensor]:
     """This rank's part of every parameter and every buffer of a sharded model, by name; not copies."""
     reshard_all(model)
     tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    return {name: t.detach().to_local() if isinstance(t, DTensor) else t.detach() for name, t in tensors}
+    return {name: t.to_local().detach() if isinstance(t, DTensor) else t.detach() for name, t in tensors}

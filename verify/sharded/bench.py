@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 from verify.models.dtypes import DTYPES
 from verify.objective import Objective
 from verify.sharded.local_gradients import SummedGradients, gradients_of_one_rank, summed_gradients
+from verify.sharded.observe import ShardedRun, run_sharded
 from verify.sharded.rank_work import SubjectOnRank, Table
 from verify.sharded.scenarios import PRECISIONS, Scenario
 from verify.sharded.yardsticks import Yardstick, Yardsticks
 from verify.subject import Subject
+from verify.subjects.sharded import ShardedStages
 from verify.tolerance import Policy
 
 
@@ -37,6 +39,8 @@ class Bench:
         seed: Of torch's generator during passes.
         summed: What the ranks' own gradients add up to.
         alone: What one rank leaves that has the whole batch.
+        runs: Steps that were run on this sharded model, by their stages and whether the reference was cached: the same
+            step gives the same bits.
     """
 
     subject: Subject
@@ -52,6 +56,19 @@ class Bench:
     seed: int
     summed: SummedGradients
     alone: Mapping[str, Tensor]
+    runs: dict[tuple[ShardedStages, bool], ShardedRun] = field(default_factory=dict, repr=False)
+
+    def on_other(self, sharded: Any) -> Bench:
+        """The same bench with another sharded model."""
+        return replace(self, sharded=sharded, runs={})
+
+    def step(self, stages: ShardedStages, *, cached: bool = False) -> ShardedRun:
+        """One step of the scenario; run the first time it is asked for. A collective."""
+        if (stages, cached) not in self.runs:
+            self.runs[stages, cached] = run_sharded(
+                self.on_rank(cached=cached), micro_size=self.scenario.micro_size, stages=stages, seed=self.seed
+            )
+        return self.runs[stages, cached]
 
     def on_rank(self, *, cached: bool = False, dummy_factor: float = 1.0) -> SubjectOnRank:
         """The subject on the sharded model."""

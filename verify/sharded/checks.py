@@ -16,7 +16,7 @@ from verify.sharded.bench import Bench
 from verify.sharded.evaluation import evaluation_differences
 from verify.sharded.finding import Difference, Finding, found
 from verify.sharded.local_gradients import sum_differences
-from verify.sharded.observe import ShardedRun, all_gathered, gathered_gradients, no_gradients_left, run_sharded, seeded
+from verify.sharded.observe import all_gathered, gathered_gradients, no_gradients_left, run_sharded, seeded
 from verify.sharded.optimizer import optimizer_differences
 from verify.sharded.parity import judge_parity
 from verify.sharded.scenarios import PRECISIONS
@@ -44,15 +44,8 @@ class ShardedCheck:
     run: Callable[[Bench, ShardedStages], Finding]
 
 
-def step_of(bench: Bench, stages: ShardedStages, *, cached: bool = False) -> ShardedRun:
-    """The step of a bench, run once. A collective."""
-    return run_sharded(
-        bench.on_rank(cached=cached), micro_size=bench.scenario.micro_size, stages=stages, seed=bench.seed
-    )
-
-
 def _parity(bench: Bench, stages: ShardedStages, *, cached: bool = False) -> Finding:
-    run = step_of(bench, stages, cached=cached)
+    run = bench.step(stages, cached=cached)
     name = "parity/cached" if cached else "parity"
     missing = sum(not times for times in run.seen)
     if missing:
@@ -83,7 +76,7 @@ def _cached_parity(bench: Bench, stages: ShardedStages) -> Finding:
 
 
 def _every_group_once(bench: Bench, stages: ShardedStages) -> Finding:
-    counts = [len(times) for times in step_of(bench, stages).seen]
+    counts = [len(times) for times in bench.step(stages).seen]
     differences = [
         Difference(f"the number of times that group {place} was computed", abs(count - 1.0))
         for place, count in enumerate(counts)
@@ -92,7 +85,7 @@ def _every_group_once(bench: Bench, stages: ShardedStages) -> Finding:
 
 
 def _reduction(bench: Bench, stages: ShardedStages) -> Finding:
-    run, summed = step_of(bench, stages), bench.summed
+    run, summed = bench.step(stages), bench.summed
     return found(
         "reduction",
         bench.precision,

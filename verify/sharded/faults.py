@@ -1,7 +1,7 @@
 """Faults of sharded training, each a stage replaced by value, and harmless changes that must not be taken for one.
 
-Every fault imitates a mistake that trainers have made or that a step invites; the checks named beside it have to catch
-it, in every precision of a run.
+Every fault imitates a mistake that trainers have made or that a step invites; of the checks named beside it one has to
+catch it, in every precision of a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class ShardedFault:
         what: What is wrong.
         imitates: Where it comes from.
         stages: The stages with one replaced.
-        checks: Those that have to catch it.
+        checks: Those that can see it, of which one at least has to catch it. In bfloat16 the budgets of parity leave
+            room for some.
     """
 
     name: str

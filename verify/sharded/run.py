@@ -75,9 +75,9 @@ class Planted:
     findings: tuple[Finding, ...]
 
     @property
-    def is_caught(self) -> bool:
-        """Whether every check that has to catch it did."""
-        return all(finding.verdict is Verdict.FAIL for finding in self.findings)
+    def caught_by(self) -> tuple[str, ...]:
+        """The checks that failed."""
+        return tuple(finding.check for finding in self.findings if finding.verdict is Verdict.FAIL)
 
     @property
     def passes(self) -> bool:
@@ -283,7 +283,7 @@ class _OfPrecision:
         """Plant a fault, and run the checks that have to catch it."""
         self._begin(f"{self._precision} planted {fault.name}")
         if fault.stages.reduce_dtype is not None:
-            bench = replace(bench, sharded=sharded_model(self._request.model, self._precision, fault.stages))
+            bench = bench.on_other(sharded_model(self._request.model, self._precision, fault.stages))
         return Planted(
             name=fault.name,
             what=fault.what,
@@ -296,7 +296,7 @@ class _OfPrecision:
         self._begin(f"{self._precision} harmless {change.name}")
         if not change.reshard_after_forward:
             model = sharded_model(self._request.model, self._precision, change.stages, reshard_after_forward=False)
-            bench = replace(bench, sharded=model)
+            bench = bench.on_other(model)
         return Planted(
             name=change.name,
             what=change.what,

@@ -62,6 +62,21 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
         "mixed-bfloat16": Precision(weights="float32", computes="bfloat16", reduces="float32"),
     }
 )
+
+
+def check_precisions(names: Sequence[str]) -> None:
+    """Refuse an unknown precision, and one given twice.
+
+    Raises:
+        ValueError: With the known ones.
+    """
+    for name in names:
+        if name not in PRECISIONS:
+            raise ValueError(f"unknown dtype {name!r}: give some of {', '.join(PRECISIONS)}")
+        if list(names).count(name) > 1:
+            raise ValueError(f"--dtype {name} is given twice: once is enough")
+
+
 DEFAULT_PRECISIONS = ("float32", "mixed-bfloat16")
 
 PROBED = "uneven-over-ranks"
