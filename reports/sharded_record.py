@@ -53,6 +53,8 @@ class ParityRecord(_Frozen):
     precision: PrecisionName
     verdict: VerdictName
     reasons: list[Text]
+    micro_size: Count
+    """Most groups of a micro-batch."""
     groups_of_ranks: list[Count]
     dummies_of_ranks: list[Count]
     """Calls of each rank that added nothing."""

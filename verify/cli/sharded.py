@@ -13,7 +13,7 @@ import typer
 _HELP_RANKS = "Ranks to start on this machine; 2 unless given. Under torchrun there are as many as it starts."
 _HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May be given several times."
 _HELP_DTYPE = "float64, float32, bfloat16 or mixed-bfloat16 (float32 shards, bfloat16 passes); repeatable."
-_HELP_FULL = "All packed subjects, more cases, every objective, and harmless changes beside the planted faults."
+_HELP_FULL = "All packed subjects, more cases, every objective, all dtypes."
 _HELP_SECONDS = "How long a rank waits for the slowest one before the run ends."
 _LONGEST_RUN_S = 6 * 3600.0
 

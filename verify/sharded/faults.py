@@ -28,6 +28,7 @@ class ShardedFault:
         stages: The stages with one replaced.
         checks: Those that can see it, of which one at least has to catch it. In bfloat16 the budgets of parity leave
             room for some.
+        micro_size: Groups that a micro-batch has to have at most, for it to show.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ShardedFault:
     imitates: str
     stages: ShardedStages
     checks: tuple[str, ...]
+    micro_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ FAULTS: tuple[ShardedFault, ...] = (
         imitates="the gradient accumulation fault that transformers fixed in October 2024, within each rank",
         stages=replace(HONEST, share=_mean_of_micro_batches),
         checks=("parity", "reduction"),
+        micro_size=2,
     ),
     ShardedFault(
         name="missing-world-size-factor",
@@ -168,6 +171,7 @@ FAULTS: tuple[ShardedFault, ...] = (
         imitates="drop_last, so that all ranks make as many calls",
         stages=replace(HONEST, micro_batches=_full_ones_only),
         checks=("every-group-once", "parity"),
+        micro_size=2,
     ),
     ShardedFault(
         name="duplicated-samples-in-training",

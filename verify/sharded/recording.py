@@ -171,6 +171,7 @@ def _parity_record(result: ParityResult) -> ParityRecord:
         precision=cast(PrecisionName, result.precision),
         verdict=result.verdict.value,
         reasons=list(result.reasons),
+        micro_size=result.micro_size,
         groups_of_ranks=list(result.groups_of_ranks),
         dummies_of_ranks=list(result.dummies_of_ranks),
         num_compared=result.num_compared,

@@ -85,7 +85,6 @@ def prepare(options: ShardedOptions, place: RankPlace) -> ShardedRequest:
         scenarios=scenarios,
         policy=load_policy(options.policy),
         variations=variations,
-        harmless=options.full,
         seed=options.seed,
     )
 

@@ -44,7 +44,8 @@ class ShardedRequest:
         scenarios: The scenarios; the first is the one that is probed, the second the same with a cached reference.
         policy: Factors and floors.
         variations: Names of the variations of the unpacked path.
-        harmless: Whether harmless changes are tried as well.
+        faults: What is planted.
+        harmless: Harmless changes that are made, in the first precision.
         seed: Of torch's generator during passes.
     """
 
@@ -54,8 +55,9 @@ class ShardedRequest:
     scenarios: tuple[Scenario, ...]
     policy: Policy
     variations: tuple[str, ...]
-    harmless: bool
     seed: int
+    faults: tuple[ShardedFault, ...] = FAULTS
+    harmless: tuple[HarmlessChange, ...] = HARMLESS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class ShardedOutcome:
         parity: In the order precision, scenario, subject.
         findings: Of the checks, in the order precision, check.
         planted: Faults, in the order precision, fault.
-        harmless: Changes, in the order precision, change.
+        harmless: Changes, in the first precision.
         model: The model in the last precision, whole.
     """
 
@@ -131,8 +133,9 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
                 if not check.name.startswith("parity"):  # which all scenarios have been put to
                     begin(f"{precision} {check.name}: {bench.subject.name}")
                     findings.append(check.run(bench, HONEST))
-            planted += [of.planted(bench, fault) for fault in FAULTS if of.runs(bench.subject, fault, parity)]
-            harmless += [of.changed(bench, change) for change in HARMLESS if request.harmless]
+            planted += [of.planted(bench, fault) for fault in request.faults if of.shows(bench, fault, parity)]
+            if precision == request.precisions[0]:
+                harmless += [of.changed(bench, change) for change in request.harmless]
     return ShardedOutcome(
         parity=tuple(parity),
         findings=tuple(findings),
@@ -183,6 +186,9 @@ class _OfPrecision:
         result = ParityResult(
             scenario=scenario.name, subject=subject.name, precision=self._precision, verdict=Verdict.NOT_APPLICABLE
         )
+        micro_size, why = self._fitting(scenario, subject)
+        if why:
+            return replace(result, reasons=(why,))
         on_rank = SubjectOnRank(
             subject,
             self._sharded,
@@ -190,10 +196,8 @@ class _OfPrecision:
             yardstick.objective,
             table=table_of(yardstick) if scenario.reference == "cached" else None,
         )
-        if why := self._why_not(scenario, on_rank):
-            return replace(result, reasons=(why,))
         before = None if is_built_in(subject) else _bits(self._sharded)
-        run = run_sharded(on_rank, micro_size=scenario.micro_size, stages=HONEST, seed=self._request.seed)
+        run = run_sharded(on_rank, micro_size=micro_size, stages=HONEST, seed=self._request.seed)
         if before is not None and before != _bits(self._sharded):
             raise WeightsChangedError(f"subject {subject.name} changed the weights of the sharded model")
         try:
@@ -212,52 +216,57 @@ class _OfPrecision:
             verdict=verdict,
             reasons=reasons,
             judgements=judgements,
+            micro_size=micro_size,
             groups_of_ranks=tuple(all_gathered(len(on_rank.seen))),
             dummies_of_ranks=run.num_dummies,
         )
 
-    def _why_not(self, scenario: Scenario, on_rank: SubjectOnRank) -> str:
-        """Why a subject is not run in a scenario, the same on every rank; "" where it is."""
-        subject = on_rank.subject
+    def _fitting(self, scenario: Scenario, subject: Subject) -> tuple[int, str]:
+        """The size of micro-batches in which a subject is run, and why it is not; the same on every rank.
+
+        Whoever makes a call for each group is run group by group: sharding needs as many calls on every rank.
+        """
         support = support_for(subject, scenario.case, scenario.reference)
         if not support.supported:
-            return support.reason
+            return 0, support.reason
         gradients = gradient_support(subject, self._whole)
         if not gradients.supported:
-            return f"a step needs gradients: {gradients.reason}"
-        try:
-            calls = self._calls(scenario, replace(on_rank, model=self._whole, seen={}))
-        except NotShardedError as error:
-            return str(error)
-        counts = {count for of_rank in all_gathered(calls) for count in of_rank}
-        if len(counts) > 1:
-            return (
-                f"it makes {min(counts)} to {max(counts)} forward calls for a micro-batch, and sharding needs as many "
-                "on every rank: make one call for all groups, whichever they are"
-            )
-        return ""
+            return 0, f"a step needs gradients: {gradients.reason}"
+        counts: set[int] = set()
+        for micro_size in dict.fromkeys((scenario.micro_size, 1)):
+            try:
+                counts = self._calls(replace(scenario, micro_size=micro_size), subject)
+            except NotShardedError as error:
+                return 0, str(error)
+            if len(counts) == 1:
+                return micro_size, ""
+        return 0, (
+            f"it makes {min(counts)} to {max(counts)} forward calls for a group, and sharding needs as many on every "
+            "rank: make one call for all sequences of a group"
+        )
 
-    def _calls(self, scenario: Scenario, on_whole: SubjectOnRank) -> set[int]:
-        """Numbers of forward calls for this rank's micro-batches and for a dummy call.
+    def _calls(self, scenario: Scenario, subject: Subject) -> set[int]:
+        """Numbers of forward calls for the micro-batches of all ranks, and for a dummy call. A collective.
 
         Of our own subjects the dummy call stands for all: they make the same calls for any groups.
         """
+        objective = self._yardsticks.by_case[scenario.case.name].objective
+        on_whole = SubjectOnRank(subject, self._whole, scenario.case.groups, objective)
         with seeded(self._request.seed):
             calls = {forward_calls(on_whole, ())}
-            if not is_built_in(on_whole.subject):
-                for places in own_micro_batches(scenario):
-                    calls.add(forward_calls(on_whole, places))
-        return calls
+            if not is_built_in(subject):
+                calls |= {forward_calls(on_whole, places) for places in own_micro_batches(scenario)}
+        return set().union(*all_gathered(calls))
 
     def bench(self, parity: Sequence[ParityResult]) -> Bench | None:
         """The bench of the first subject that ran in the scenario that is probed; None where there is none."""
         probed = self._request.scenarios[0]
         for subject in self._request.subjects:
-            if self._ran(probed.name, subject, parity):
+            if (result := self._ran(probed.name, subject, parity)) is not None:
                 self._begin(f"{self._precision} gradients of each rank: {subject.name}")
                 return measure_bench(
                     subject,
-                    probed,
+                    replace(probed, micro_size=result.micro_size),
                     self._yardsticks,
                     precision=self._precision,
                     sharded=self._sharded,
@@ -267,16 +276,23 @@ class _OfPrecision:
                 )
         return None
 
-    def runs(self, subject: Subject, fault: ShardedFault, parity: Sequence[ParityResult]) -> bool:
-        """Whether the subject ran in the scenario that a fault is planted in."""
+    def shows(self, bench: Bench, fault: ShardedFault, parity: Sequence[ParityResult]) -> bool:
+        """Whether a fault can be seen on the bench: it needs a cached reference, or micro-batches of several groups."""
+        if bench.scenario.micro_size < fault.micro_size:
+            return False
         scenario = self._request.scenarios[1 if "parity/cached" in fault.checks else 0]
-        return self._ran(scenario.name, subject, parity)
+        return self._ran(scenario.name, bench.subject, parity) is not None
 
-    def _ran(self, scenario: str, subject: Subject, parity: Sequence[ParityResult]) -> bool:
-        return any(
-            (result.scenario, result.subject, result.precision) == (scenario, subject.name, self._precision)
-            and result.verdict is not Verdict.NOT_APPLICABLE
-            for result in parity
+    def _ran(self, scenario: str, subject: Subject, parity: Sequence[ParityResult]) -> ParityResult | None:
+        wanted = (scenario, subject.name, self._precision)
+        return next(
+            (
+                result
+                for result in parity
+                if (result.scenario, result.subject, result.precision) == wanted
+                and result.verdict is not Verdict.NOT_APPLICABLE
+            ),
+            None,
         )
 
     def planted(self, bench: Bench, fault: ShardedFault) -> Planted:

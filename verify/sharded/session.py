@@ -21,7 +21,6 @@ from verify.environment import read_environment
 from verify.garbage import seldom_collected
 from verify.sharded.agreement import check_same_start
 from verify.sharded.checks import CHECKS
-from verify.sharded.faults import FAULTS, HARMLESS
 from verify.sharded.observe import all_gathered
 from verify.sharded.ranks import RankPlace
 from verify.sharded.recording import ShardedFacts, record_sharded
@@ -80,8 +79,8 @@ def run_session(
 
 def _num_steps(request: ShardedRequest) -> int:
     """Steps of which progress tells, about."""
-    probes = len(CHECKS) + len(FAULTS) + (len(HARMLESS) if request.harmless else 0)
-    return len(request.precisions) * (len(request.scenarios) * (1 + len(request.subjects)) + probes)
+    of_precision = len(request.scenarios) * (1 + len(request.subjects)) + len(CHECKS) + len(request.faults)
+    return len(request.precisions) * of_precision + len(request.harmless)
 
 
 def _notes(place: RankPlace) -> list[str]:
