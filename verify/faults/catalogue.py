@@ -71,12 +71,15 @@ FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
 """What only a run with a model that sees images can show."""
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
-CATALOGUE: tuple[Mutation, ...] = (
+ALL_FAULTS: tuple[Fault, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
     *FAULTS_OF_REWARDS,
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
+)
+CATALOGUE: tuple[Mutation, ...] = (
+    *ALL_FAULTS,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,
