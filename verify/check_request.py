@@ -46,6 +46,7 @@ from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.threads import torch_threads
 from verify.tolerance import load_policy
+from verify.training import TrainName, check_reference, default_reference
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
@@ -102,11 +103,17 @@ class CheckOptions:
     beta: float = 0.1
     label_smoothing: float = 0.0
     nll_weight: float | None = None
-    reference: ReferenceName = "adapters-off"
+    train: TrainName = "lora"
+    reference: ReferenceName | None = None
     policy: Path | None = None
     out: Path | None = None
     shrink: bool = False
     shrink_seconds: float = 60.0
+
+    @property
+    def frozen_policy(self) -> ReferenceName:
+        """The frozen policy that is asked for, or that goes with what is trained."""
+        return default_reference(self.train) if self.reference is None else self.reference
 
     @property
     def is_tiny(self) -> bool:
@@ -236,7 +243,10 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
 def _refuse_what_does_not_go_together(options: CheckOptions) -> None:
     if options.shrink and options.out is None:
         raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
-    if options.reference == "adapters-off":
+    check_reference(options.train, options.frozen_policy)
+    if options.shrink and options.train != "lora":
+        raise ValueError(f"--shrink with --train {options.train}: a reproduction trains adapters")
+    if options.reference in (None, "adapters-off"):
         return
     if options.shrink:
         raise ValueError(
@@ -368,7 +378,8 @@ def _model_request(options: CheckOptions) -> ModelRequest:
         seed=options.seed,
         lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
         config=shape.config if shape else None,
-        reference=options.reference,
+        reference=options.frozen_policy,
+        train=options.train,
     )
 
 

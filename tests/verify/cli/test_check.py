@@ -447,7 +447,7 @@ def test_without_rotary_positions_a_variation_that_moves_them_is_left_out(cli: C
     [
         ("tiny-gemma2", "model tiny-gemma2: transformers computes it without SDPA"),
         ("tiny-gema3", "unknown model family 'gema3': did you mean gemma3"),
-        ("tiny-bart", "model type bart: 24 of 48 LoRA tensors have no gradient"),
+        ("tiny-bart", "model type bart: 24 of 48 trained tensors have no gradient"),
     ],
 )
 def test_a_family_that_cannot_be_judged_is_refused_in_one_line(
