@@ -220,6 +220,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         is_tiny=options.is_tiny,
         window=getattr(config.get_text_config(), "sliding_window", None),
         module_names=module_names(config) if no_oracle else None,
+        is_tied=bool(getattr(config.get_text_config(), "tie_word_embeddings", False)),
     )
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from packed_impl.attention import pretrained_model
 from verify.cases import CASE_KINDS
 from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.rows import Rows
@@ -21,7 +22,7 @@ _SOME = 0.1
 
 def attention_gone(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
     """Outside of its passes the step leaves the model with attention that takes the mask for scores."""
-    model.get_base_model().set_attn_implementation("eager")
+    pretrained_model(model).set_attn_implementation("eager")
     return honest(model, forward, rows)
 
 
@@ -58,6 +59,7 @@ FAULTS = (
         kinds=PREFERENCES,
         signature="exact; with dropout the policy is trained without any. Caught by dropout only",
         invisible_where="everything, unless there is dropout",
+        trains=("lora",),
         must_kill=("dropout",),
     ),
     Fault(
@@ -68,6 +70,7 @@ FAULTS = (
         kinds=CASE_KINDS,
         signature="exact; with dropout too much is dropped. Caught by dropout only",
         invisible_where="everything, unless there is dropout",
+        trains=("lora",),
         must_kill=("dropout",),
     ),
 )

@@ -48,7 +48,7 @@ def staged_rewards(
         float32, or float64 of a float64 model; [K].
     """
     in_place = {f"model.{name}": tensor for name, tensor in parameters.items()}
-    hidden_BTD, head = functional_call(_BlocksAndHead(model), in_place, kwargs=dict(inputs))  # noqa: N806
+    hidden_BTD, head = functional_call(_BlocksAndHead(model), in_place, kwargs=dict(inputs), tie_weights=False)  # noqa: N806
     rows_K, slots_K = stages.readout(rows).to(hidden_BTD.device).unbind(1)  # noqa: N806
     rewards = stages.scores(hidden_BTD[rows_K, slots_K], head, batch)
     return rewards if rewards.dtype == torch.float64 else rewards.float()
