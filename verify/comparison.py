@@ -168,7 +168,7 @@ def _compare_gradients(
             )
         )
     sizes = sizes or gradient_sizes(expected.gradients)
-    return _compare_tensors(actual.gradients, expected.gradients, sizes, expected.embedding)
+    return _compare_tensors(actual.gradients, expected.gradients, sizes, expected.looked_up)
 
 
 def gradient_sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
@@ -224,12 +224,13 @@ def _compare_vectors(
 
 
 def _compare_tensors(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes: Mapping[str, float], embedding: str
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes: Mapping[str, float], looked_up: str
 ) -> tuple[Comparison, ...]:
     """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small.
 
-    Rows of the embedding whose true gradient is exactly zero belong to tokens that take no part: any gradient there is
-    infinitely far, however small beside those of other rows.
+    Rows of an embedding that is looked up and no more, whose true gradient is exactly zero, belong to tokens that take
+    no part: any gradient there is infinitely far, however small beside those of other rows. In one that is tied to the
+    head such zeros may be luck: with two responses of one token the terms of all other rows cancel.
     """
     for name, tensor in expected.items():
         if actual[name].shape != tensor.shape:
@@ -266,7 +267,7 @@ def _compare_tensors(
                 non_finite=None if all_finite else _first_non_finite(a[part], e[part], place),
             )
         )
-        if name == embedding and (misplaced := _at_unused_rows(actual[name], tensor, name)):
+        if name == looked_up and (misplaced := _at_unused_rows(actual[name], tensor, name)):
             comparisons[-1] = replace(comparisons[-1], max=math.inf, rms=math.inf, worst=(misplaced,))
     return tuple(comparisons)
 

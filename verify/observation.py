@@ -60,7 +60,8 @@ class Observation:
         gradients: d loss / d LoRA tensor by name (``<module>.lora_A``), and d loss / d ``score.weight`` of a reward
             model; or d loss / d weight by its name in the model, where every weight is trained. None where they were
             not computed.
-        embedding: Name of the embedding, whose rows have a gradient only by the tokens that are fed, or as a tied head.
+        looked_up: Name of the embedding where it is looked up and no more, so that rows of tokens that are not fed have
+            no gradient; "" where it is tied to the head, or unknown.
         gradients_absent_because: Reason where ``gradients`` is None.
         phases: Token slots of each phase; empty for the oracle.
         settings_put_back: Model settings that the subject left changed.
@@ -73,7 +74,7 @@ class Observation:
     margins: Tensor
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
-    embedding: str = ""
+    looked_up: str = ""
     gradients_absent_because: str = ""
     phases: tuple[PhaseSlots, ...] = ()
     settings_put_back: tuple[str, ...] = ()
@@ -147,7 +148,7 @@ def observe(
         margins=passes.rewards if isinstance(objective, Sft) else pair_margins(passes.rewards, groups),
         loss=passes.loss,
         gradients=passes.gradients,
-        embedding=_embedding_name(model) if passes.gradients else "",
+        looked_up=_looked_up(model) if passes.gradients else "",
         gradients_absent_because=support.reason,
         phases=passes.phases,
         settings_put_back=tuple(restored.settings),
@@ -345,10 +346,16 @@ def lora_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str,
     }
 
 
-def _embedding_name(model: Any) -> str:
-    """Name of the embedding's weight, a tied one's first name; "" where there is none by that way."""
+def _looked_up(model: Any) -> str:
+    """As in :class:`Observation`."""
     weight = getattr(model.get_input_embeddings(), "weight", None)
-    return next((lora_tensor_name(name) for name, p in named_parameters(named_modules(model)) if p is weight), "")
+    names = [
+        f"{prefix}.{name}"
+        for prefix, module in named_modules(model)
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter is weight
+    ]
+    return lora_tensor_name(names[0]) if len(names) == 1 else ""
 
 
 def to_float64(tensor: Tensor) -> Tensor:

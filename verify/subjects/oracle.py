@@ -16,7 +16,7 @@ from reference_impl import batch_objective, ref_policy
 from reference_impl.config import from_hf_config
 from reference_impl.gradients import Train
 from reference_impl.lora import Lora, LoraFactors
-from reference_impl.parameters import EMBEDDING
+from reference_impl.parameters import EMBEDDING, HEAD
 from reference_impl.reward_model import SCORE, bradley_terry, oracle_reward_step
 from reference_impl.step import oracle_step
 from verify.frozen_policy import AdaptersOff, CachedLogps, FrozenAdapter, FrozenPolicy, SeparateModel
@@ -64,7 +64,7 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
         margins=to_float64(step.margins),
         loss=to_float64(step.loss),
         gradients={name: to_float64(gradient) for name, gradient in (step.gradients or {}).items()},
-        embedding=f"{EMBEDDING}.weight",
+        looked_up=f"{EMBEDDING}.weight" if f"{HEAD}.weight" in weights else "",
         elapsed_s=time.perf_counter() - start,
     )
 
@@ -81,7 +81,7 @@ def _observe_reward_model(model: Any, groups: Sequence[PreferenceGroup]) -> Obse
         margins=to_float64(step.margins),
         loss=to_float64(step.loss),
         gradients={name: to_float64(gradient) for name, gradient in (step.gradients or {}).items()},
-        embedding=f"{EMBEDDING}.weight",
+        looked_up=f"{EMBEDDING}.weight",
         elapsed_s=time.perf_counter() - start,
     )
 
