@@ -211,7 +211,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         variations=_variations(options, reduced, config),
         seed=options.seed,
     )
-    check_memory(model, request.dtypes)
+    check_memory(model, request.dtypes, num_forms=1 + len(request.variations), num_cases=len(cases))
     num_layers = options.layers or int(config.get_text_config().num_hidden_layers)
     plantings = choose_plantings(
         request,
