@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.cases import Case, under
+from verify.cases import Case, over, under
+from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
+from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import biting_cases
 from verify.faults.fault import Mutation
@@ -18,14 +20,17 @@ from verify.gate_work import Piece, pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
-from verify.models.request import ModelRequest, vocabulary_size
-from verify.objective import SFT_NAMES, Preference
+from verify.models.request import ModelRequest, requested_config, vocabulary_size
+from verify.models.vision import TINY_WITH_IMAGES, image_format
+from verify.objective import COMPARING_NAMES, SFT_NAMES, ComparingName, Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.tolerance import load_policy
 
 OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 """No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
+MODEL, MODEL_WITH_IMAGES = "tiny", TINY_WITH_IMAGES
+"""What faults are planted in; those of images in a model that sees them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +48,25 @@ class FaultOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactPiece:
+    """A mutation that is put to the exact checks in a dtype, under the objective of the first case that shows it."""
+
+    dtype: str
+    mutation: Mutation
+    objective: ComparingName
+
+
+@dataclass(frozen=True, slots=True)
 class FaultPiece:
     """A piece of one of the runs that depends on no other.
 
     Args:
         run: Number of the run.
-        piece: A piece of the gate's, or a dtype and a mutation that is put to the exact checks in it.
+        piece: A piece of the gate's, or one of the exact checks.
     """
 
     run: int
-    piece: Piece | tuple[str, Mutation]
+    piece: Piece | ExactPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +76,30 @@ class PlannedRun:
     Args:
         request: The run.
         mutations: The mutations by the names of their subjects.
+        exact_under: The objective under which each is put to the exact checks, by the same names; none for those whose
+            cases the checks have not.
         kernel: The noisy kernel that all passes go through, or None for the ordinary ones.
     """
 
     request: GateRequest
     mutations: Mapping[str, Mutation]
+    exact_under: Mapping[str, ComparingName]
     kernel: NoisyKernel | None
 
     @property
-    def exact_pieces(self) -> list[tuple[str, Mutation]]:
-        """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call."""
+    def exact_pieces(self) -> list[ExactPiece]:
+        """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
+
+        Nor faults of images and of other frozen policies: the cases of the checks have neither.
+        """
         if self.kernel is not None:
             return []
-        return [(dtype, mutation) for dtype in self.request.dtypes for mutation in self.mutations.values()]
+        return [
+            ExactPiece(dtype, mutation, objective)
+            for dtype in self.request.dtypes
+            for name, mutation in self.mutations.items()
+            if (objective := self.exact_under.get(name)) is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +133,8 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     """Turn options into runs of the gate: the tiny model, with the catalogue's mutations as subjects.
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
-    kernel has a run of its own, on the cases of its faults, in which noise is measured anew.
+    kernel has a run of its own, on the cases of its faults, in which noise is measured anew. So do faults of images, in
+    a model that sees them.
 
     Args:
         options: The options.
@@ -119,12 +145,12 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     Raises:
         ValueError: An unknown fault, case or dtype, or a named fault that no case can show.
     """
-    model = ModelRequest(name="tiny", seed=options.seed, lora=LoraSpec(strength=0.3))
-    cases = _cases(options, vocabulary_size(model))
+    grounds = _grounds(options)
     dtypes, policy = _dtypes(options), load_policy(options.policy)
     runs: list[PlannedRun] = []
     left_out: list[str] = []
-    for mutations, kernel in _wanted(options.faults):
+    for mutations, kernel, with_images in _wanted(options.faults):
+        model, cases = grounds[with_images]
         chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
@@ -145,34 +171,67 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             seed=options.seed,
             prepare_model=kernel.plant if kernel else None,
         )
-        by_subject = {subject.name: mutation for subject, (mutation, _) in zip(subjects, chosen, strict=True)}
-        runs.append(PlannedRun(request=request, mutations=by_subject, kernel=kernel))
+        runs.append(
+            PlannedRun(
+                request=request,
+                mutations={s.name: mutation for s, (mutation, _) in zip(subjects, chosen, strict=True)},
+                exact_under={
+                    s.name: objective
+                    for s, (_, shown_by) in zip(subjects, chosen, strict=True)
+                    if (objective := _exact_under(shown_by[0])) is not None
+                },
+                kernel=kernel,
+            )
+        )
     if not runs:
         raise ValueError("no fault of the catalogue bites on the cases that were named: nothing would be proven")
-    notes = (f"left out, since no named case can show them: {', '.join(left_out)}",) if left_out else ()
     num_processes = choose_num_processes(
         options.jobs,
         num_pieces=len(pieces_of_runs(runs)),
         num_threads=1,
         obstacle=why_one_process(
             [subject for run in runs for subject in run.request.subjects],
-            device=model.device,
+            device=runs[0].request.model.device,
             large=False,
             fresh=options.fresh,
         ),
     )
-    return PreparedFaults(runs=tuple(runs), notes=notes, num_processes=num_processes)
+    return PreparedFaults(runs=tuple(runs), notes=tuple(_notes(runs, left_out)), num_processes=num_processes)
 
 
-def _wanted(names: Sequence[str]) -> Iterator[tuple[tuple[Mutation, ...], NoisyKernel | None]]:
+def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]:
+    if left_out:
+        yield f"left out, since no named case can show them: {', '.join(left_out)}"
+    if any(run.request.model.name == MODEL_WITH_IMAGES for run in runs):
+        yield (
+            f"faults of images are planted in {MODEL_WITH_IMAGES}, which is held against its own unpacked path in "
+            "float64; the exact checks, whose cases are text alone, are not put to them"
+        )
+
+
+_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, bool]
+"""What to plant together: in which kernel, and whether in a model that sees images."""
+
+
+def _exact_under(case: Case) -> ComparingName | None:
+    """The objective under which a mutation that a case shows is put to the exact checks."""
+    if case.has_images or case.reference is not None:
+        return None
+    return case.objective_name if case.objective_name in COMPARING_NAMES else OBJECTIVE.name
+
+
+def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     """What to plant under ordinary kernels, then in each noisy one; a noisy kernel can be named like a fault."""
     kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
     faults = [name for name in names if name not in kernels]
-    if faults or not names:
-        yield select_mutations(faults), None
+    selected = select_mutations(faults) if faults or not names else ()
+    if of_text := tuple(mutation for mutation in selected if not mutation.with_images):
+        yield of_text, None, False
     for name, kernel in kernels.items():
         if name in names or not names:
-            yield select_mutations(kernel.planted), kernel
+            yield select_mutations(kernel.planted), kernel, False
+    if of_images := tuple(mutation for mutation in selected if mutation.with_images):
+        yield of_images, None, True
 
 
 def _on_biting_cases(
@@ -192,12 +251,13 @@ def _on_biting_cases(
 def _shown_by(mutation: Mutation, cases: Sequence[Case], at_most: int, *, named: bool) -> tuple[Case, ...]:
     """The cases that a mutation is run on.
 
-    Cases of other preference objectives than sigmoid are for mutations about an objective, and for those that were
-    named together with such cases. Others may be harmless there: a hinge of the mean margin is the mean of the hinges.
+    Cases of other preference objectives than sigmoid, or over other frozen policies, are for mutations about those, and
+    for those that were named together with such cases. Others may be harmless there: a hinge of the mean margin is the
+    mean of the hinges.
     """
-    usual = tuple(case for case in cases if case.objective_name in ("sigmoid", *SFT_NAMES))
+    usual = tuple(case for case in cases if case.objective_name in ("sigmoid", *SFT_NAMES) and case.reference is None)
     others = (case for case in cases if case not in usual)
-    about = tuple(case for case in others if named or not mutation.bites(under(case, "sigmoid")))
+    about = tuple(case for case in others if named or not mutation.bites(over(under(case, "sigmoid"), None)))
     return biting_cases(mutation, usual, at_most) or biting_cases(mutation, about, at_most)
 
 
@@ -208,10 +268,28 @@ def _dtypes(options: FaultOptions) -> tuple[str, ...]:
     return options.dtypes or ("float64", "float32")
 
 
-def _cases(options: FaultOptions, vocab_size: int) -> tuple[Case, ...]:
-    cases = (*tiny_cases(vocab_size, options.seed), *objective_cases(vocab_size, options.seed))
-    names = [case.name for case in cases]
+_Ground = tuple[ModelRequest, tuple[Case, ...]]
+"""A model that faults are planted in, and the cases that are run on it."""
+
+
+def _grounds(options: FaultOptions) -> dict[bool, _Ground]:
+    """What mutations are planted in, by whether they are about images; of the cases those that were named."""
+    text, with_images = (
+        ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3)) for name in (MODEL, MODEL_WITH_IMAGES)
+    )
+    images = image_format(requested_config(with_images))
+    assert images is not None
+    sizes = vocabulary_size(text), vocabulary_size(with_images)
+    cases = tuple(
+        case for cases_of in (tiny_cases, objective_cases, reference_cases) for case in cases_of(sizes[0], options.seed)
+    )
+    of_images = image_cases(sizes[1], options.seed, images)
+    names = [case.name for case in (*cases, *of_images)]
     for name in options.cases:
         if name not in names:
             raise ValueError(f"unknown case {name!r}: give some of {', '.join(names)}")
-    return tuple(case for case in cases if not options.cases or case.name in options.cases)
+
+    def named(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+        return tuple(case for case in cases if not options.cases or case.name in options.cases)
+
+    return {False: (text, named(cases)), True: (with_images, named(of_images))}

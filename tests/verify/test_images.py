@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +12,15 @@ import pytest
 import torch
 
 from verify.case_files import cases_text, read_cases
+from verify.cases import Case
 from verify.check_request import CheckOptions, prepare_check
 from verify.default_cases.images import image_cases
 from verify.expectation import Expectation
-from verify.faults.images import FAULTS
+from verify.faults.catalogue import CATALOGUE, FAULTS_OF_REFERENCES
+from verify.faults.fault import Packing
+from verify.faults.images import FAULTS, MUTANTS
+from verify.frozen_policy import REFERENCE_NAMES
+from verify.gate import GateOutcome
 from verify.groups import PreferenceGroup
 from verify.images import Image, ImageFormat, check_format
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
@@ -24,9 +29,12 @@ from verify.objective import Preference, Sft
 from verify.observation import observe
 from verify.slots import count_slots
 from verify.subjects.faulty import FaultySubject
+from verify.subjects.honest_stages import honest_stages
 from verify.subjects.oracle import apply_objective
 from verify.subjects.packed import PackedSubject
 from verify.subjects.pairwise import WITNESS
+from verify.subjects.selection import BUILT_IN
+from verify.verdict import Verdict
 
 FORMAT = ImageFormat((3, 12, 12), token_id=257, num_tokens=9)
 CASES = {case.name: case for case in image_cases(257, 0, FORMAT)}
@@ -184,6 +192,45 @@ def test_a_fault_of_images_shows_wherever_it_is_said_to_bite_and_nowhere_else(
 
 
 def test_what_rewrites_prompts_is_not_planted_on_images() -> None:
-    from verify.faults.catalogue import CATALOGUE
+    of_text = [mutation for mutation in CATALOGUE if mutation not in (*FAULTS, *MUTANTS)]
+    assert not any(mutation.bites(case) for mutation in of_text for case in CASES.values())
 
-    assert not any(mutation.bites(case) for mutation in CATALOGUE for case in CASES.values())
+
+@pytest.mark.parametrize(("mutant", "seen"), list(zip(MUTANTS, (2, 4), strict=True)), ids=[m.name for m in MUTANTS])
+def test_a_harmless_change_of_images_moves_features_and_no_value(llava: ModelUnderTest, mutant: Any, seen: int) -> None:
+    groups = CASES["group-with-two-images"].groups
+    with torch.no_grad(), images_seen(llava.model) as passed:
+        changed = FaultySubject(mutation=mutant).per_token_logps(llava.model, groups)
+        assert passed == [seen]
+        honest = FaultySubject().per_token_logps(llava.model, groups)
+    torch.testing.assert_close(changed, honest, rtol=0, atol=1e-5)
+    stages = honest_stages(Packing())
+    moved, rows = (of.layout(groups).features for of in (stages.replaced("layout", mutant.replacement), stages))
+    assert ((moved != rows) == (rows >= 0)).all()
+
+
+def test_a_run_of_a_model_without_images_runs_them_on_another_and_measures_its_noise_apart(
+    gate: Callable[..., GateOutcome], short_case: Case
+) -> None:
+    alone = gate([BUILT_IN["split"]], [short_case])
+    cases = [short_case, CASES["equal-text-other-images"]]
+    both = gate([BUILT_IN["split"]], cases, model_with_images=ModelRequest(name="tiny-llava"))
+    assert [result.verdict for result in both.results] == [Verdict.PASS, Verdict.PASS]
+    assert both.results[0].judgements == alone.results[0].judgements
+    assert both.model_with_images is not None
+    assert both.model_with_images.model.config.model_type == "llava"
+    assert alone.model_with_images is None
+
+
+def test_all_of_the_tiny_model_are_images_on_another_and_every_frozen_policy() -> None:
+    full, quick = (prepare_check(CheckOptions(full=full, jobs=1)) for full in (True, False))
+    assert full.request.model_with_images is not None
+    assert full.request.model_with_images.name == "tiny-llava"
+    assert {case.name for case in full.request.cases if case.has_images} == set(CASES)
+    assert {case.reference for case in full.request.cases} == {None, *REFERENCE_NAMES[1:]}
+    planted = {planting.probe.fault for planting in full.plantings.chosen}
+    assert planted >= {fault.name for fault in (*FAULTS, *FAULTS_OF_REFERENCES)}
+    assert quick.request.model_with_images is None
+    assert not any(case.has_images or case.reference for case in quick.request.cases)
+    for options in ({"objective": "reward-model"}, {"model": "tiny-qwen2"}, {"cases": ("balanced",)}):
+        assert prepare_check(CheckOptions(full=True, jobs=1, **options)).request.model_with_images is None

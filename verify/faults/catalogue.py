@@ -12,6 +12,7 @@ from verify.faults import (
     bins,
     every_weight,
     examples,
+    frozen_policy,
     gradients,
     images,
     kept,
@@ -61,14 +62,14 @@ _AS_PLANTED: tuple[Fault, ...] = (
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
 """What every run can show, whatever its preference objective."""
-FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
-    *other_objectives.FAULTS,
-    *likelihood.FAULTS,
-    *two_pass.FAULTS,
+FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = tuple(
+    map(with_exact_claims, (*other_objectives.FAULTS, *likelihood.FAULTS, *two_pass.FAULTS))
 )
 """What only a run with cases of some other preference objective than sigmoid can show."""
+FAULTS_OF_REFERENCES: tuple[Fault, ...] = frozen_policy.FAULTS
+"""What only a run with cases over other frozen policies than the model with its adapters off can show."""
 FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
-"""What only a run with a model that sees images can show; not part of a run of the catalogue, whose model is tiny."""
+"""What only a run with a model that sees images can show."""
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
 FAULTS_OF_EVERY_WEIGHT: tuple[Fault, ...] = every_weight.FAULTS
@@ -77,12 +78,15 @@ CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
     *FAULTS_OF_REWARDS,
+    *FAULTS_OF_REFERENCES,
+    *FAULTS_OF_IMAGES,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,
     *other_objectives.MUTANTS,
     *two_pass.MUTANTS,
     *reward_model.MUTANTS,
+    *images.MUTANTS,
 )
 
 
@@ -98,7 +102,7 @@ def mutation_named(name: str) -> Mutation:
     Raises:
         ValueError: Unknown; the message gives the nearest names.
     """
-    by_name = {mutation.name: mutation for mutation in (*CATALOGUE, *FAULTS_OF_IMAGES, *FAULTS_OF_EVERY_WEIGHT)}
+    by_name = {mutation.name: mutation for mutation in (*CATALOGUE, *FAULTS_OF_EVERY_WEIGHT)}
     if name not in by_name:
         close = get_close_matches(name, by_name, n=3, cutoff=0.4)
         nearest = f": did you mean {' or '.join(close)}?" if close else ""

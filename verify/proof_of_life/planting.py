@@ -14,6 +14,7 @@ from verify.proof_of_life.probes import (
     PROBES,
     PROBES_OF_EVERY_WEIGHT,
     PROBES_OF_IMAGES,
+    PROBES_OF_REFERENCES,
     PROBES_OF_REWARDS,
     Probe,
 )
@@ -98,10 +99,14 @@ def choose_plantings(
     of_run = tuple(case for case in request.cases if case.kind in kinds)
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
-    for probe in (*PROBES_OF_EVERY_WEIGHT, *PROBES, *PROBES_OF_REWARDS, *PROBES_OF_IMAGES):
+    usual = tuple(case for case in of_run if case.reference is None)
+    every = (*PROBES_OF_EVERY_WEIGHT, *PROBES, *PROBES_OF_REWARDS, *PROBES_OF_REFERENCES, *PROBES_OF_IMAGES)
+    for probe in every:
         if request.model.train not in probe.mutation.trains or (probe.untied and is_tied):
             continue
-        cases = biting_cases(probe.mutation, of_run, at_most=1 if window is None else len(of_run))
+        at_most = 1 if window is None else len(of_run)
+        # What any frozen policy shows is planted over that of the other cases.
+        cases = biting_cases(probe.mutation, usual, at_most) or biting_cases(probe.mutation, of_run, at_most)
         if not cases or num_layers < probe.min_layers:
             continue
         case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)

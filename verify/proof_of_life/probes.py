@@ -83,6 +83,12 @@ PROBES_OF_REWARDS: tuple[Probe, ...] = (
     Probe("reward-positions-run-on", may_hide="in bfloat16"),
 )
 """Those of a reward model's step, planted on cases of that objective."""
+PROBES_OF_REFERENCES: tuple[Probe, ...] = (
+    Probe("frozen-adapter-ignored"),
+    Probe("separate-model-ignored"),
+    Probe("cached-by-response"),
+)
+"""Those of cases over other frozen policies."""
 PROBES_OF_IMAGES: tuple[Probe, ...] = (
     Probe("features-of-next-image"),
     Probe("image-found-by-text"),
