@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reports.record import Environment, Record
-from verify.cases import Case
 from verify.check_cases import choose_cases, data_record
 from verify.check_notes import notes_of
+from verify.check_refusals import check_cases_fit, check_planted_fit, refuse_what_does_not_go_together
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
 from verify.environment import read_environment
@@ -23,8 +23,6 @@ from verify.frozen_policy import ReferenceName
 from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
-from verify.groups import check_token_ids
-from verify.images import check_format
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
@@ -46,7 +44,7 @@ from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.threads import torch_threads
 from verify.tolerance import load_policy
-from verify.training import TrainName, check_reference, default_reference, references_under
+from verify.training import TrainName, default_reference
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
@@ -178,12 +176,13 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     Raises:
         ValueError: An option or an input is wrong; the message says which and what would be right.
     """
-    _refuse_what_does_not_go_together(options)
+    refuse_what_does_not_go_together(options)
     model = _model_request(options)
     config = requested_config(model)
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
     reduced = large and not options.full
     subjects = _subjects(options, reduced)
+    check_planted_fit(subjects, options.train)
     objective = run_objective(
         options.objective,
         beta=options.beta,
@@ -201,8 +200,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         reward_models=not no_oracle,
         images=image_format(config_with_images),
     )
-    _check_cases_fit([case for case in cases if not case.has_images], config, no_oracle, options.train)
-    _check_cases_fit([case for case in cases if case.has_images], config_with_images, no_oracle, options.train)
+    check_cases_fit([case for case in cases if not case.has_images], config, no_oracle, options.train)
+    check_cases_fit([case for case in cases if case.has_images], config_with_images, no_oracle, options.train)
     request = GateRequest(
         model=model,
         dtypes=_dtypes(options),
@@ -244,39 +243,11 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     )
 
 
-def _refuse_what_does_not_go_together(options: CheckOptions) -> None:
-    if options.shrink and options.out is None:
-        raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
-    check_reference(options.train, options.frozen_policy)
-    if options.shrink and options.train != "lora":
-        raise ValueError(f"--shrink with --train {options.train}: a reproduction trains adapters")
-    if options.reference not in (None, "adapters-off") and options.objective == REWARD_MODEL:
-        raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
-
-
 def _model_with_images(options: CheckOptions, model: ModelRequest) -> ModelRequest | None:
     """What cases with images are run on where the tiny model is judged on all of our own cases."""
     if not options.full or options.model.lower() != _TINY or options.objective == REWARD_MODEL:
         return None
     return None if options.cases_file or options.data else replace(model, name=TINY_WITH_IMAGES)
-
-
-def _check_cases_fit(cases: Sequence[Case], config: Any, no_oracle: str, train: TrainName) -> None:
-    """Refuse cases that the model cannot run: tokens, images, frozen policies, and reward models without an oracle."""
-    images = image_format(config)
-    if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
-        raise ValueError(
-            f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
-        )
-    for case in cases:
-        if case.reference not in (None, *references_under(train)):
-            raise ValueError(
-                f"case {case.name} is over the frozen policy {case.reference}, whose weights are trained with "
-                f"--train {train}: give cases over one of {', '.join(references_under(train))}"
-            )
-        check_token_ids(case.groups, int(config.get_text_config().vocab_size))
-        for index, group in enumerate(case.groups):
-            check_format(group.images, group.prompt_ids, images, f"case {case.name}, group {index}")
 
 
 def run_check(

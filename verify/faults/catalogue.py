@@ -73,13 +73,14 @@ FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
 FAULTS_OF_EVERY_WEIGHT: tuple[Fault, ...] = every_weight.FAULTS
-"""What only a run that trains every weight can show; not part of a run of the catalogue, which trains adapters."""
+"""What only a run that trains every weight can show."""
 CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
     *FAULTS_OF_REWARDS,
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
+    *FAULTS_OF_EVERY_WEIGHT,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,
@@ -102,7 +103,7 @@ def mutation_named(name: str) -> Mutation:
     Raises:
         ValueError: Unknown; the message gives the nearest names.
     """
-    by_name = {mutation.name: mutation for mutation in (*CATALOGUE, *FAULTS_OF_EVERY_WEIGHT)}
+    by_name = {mutation.name: mutation for mutation in CATALOGUE}
     if name not in by_name:
         close = get_close_matches(name, by_name, n=3, cutoff=0.4)
         nearest = f": did you mean {' or '.join(close)}?" if close else ""

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from packed_impl.attention import pretrained_model
 from verify.cases import CASE_KINDS
 from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.rows import Rows
@@ -22,7 +21,8 @@ _SOME = 0.1
 
 def attention_gone(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
     """Outside of its passes the step leaves the model with attention that takes the mask for scores."""
-    pretrained_model(model).set_attn_implementation("eager")
+    wrapped = getattr(model, "get_base_model", None)
+    (model if wrapped is None else wrapped()).set_attn_implementation("eager")
     return honest(model, forward, rows)
 
 
