@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def refuse_what_does_not_go_together(options: CheckOptions) -> None:
+    """Refuse options that exclude each other, or that go with one that was not given."""
     if options.shrink and options.out is None:
         raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
     check_reference(options.train, options.frozen_policy)
