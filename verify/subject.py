@@ -9,8 +9,8 @@ this project.
         def per_token_logps(self, model, groups):
             '''One differentiable 1-D tensor per completion: group by group, positives before negatives.'''
 
-``model`` is the PEFT-wrapped causal LM; under ``--train all`` the causal LM itself, whose every weight requires grad. What
-sees images never does.
+``model`` is the PEFT-wrapped causal LM; under ``--train all`` the causal LM itself, whose every weight requires grad.
+What sees images never does.
 
 Optional attributes and methods:
 
@@ -26,8 +26,8 @@ Optional attributes and methods:
   A step that runs backward itself (over micro-batches, in two passes) returns ``backward_done = True`` with the
   gradients of the whole batch in ``.grad``; its loss needs no graph then.
 - ``references``: the frozen policies that ``loss`` takes, a tuple; by default "adapters-off" alone. That of the run is
-  ``objective.reference``: "adapters-off" (the model without its adapters), "frozen-adapter" (another adapter, whose name
-  is ``objective.reference.adapter``), "separate-model" (``objective.reference.model``), "cached"
+  ``objective.reference``: "adapters-off" (the model without its adapters), "frozen-adapter" (another adapter, whose
+  name is ``objective.reference.adapter``), "separate-model" (``objective.reference.model``), "cached"
   (``objective.reference.look_up(groups)`` gives one tensor per completion). A subject without a ``loss`` takes any.
 - ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
   "sft-example-mean". Of the others (``verify.objective.OBJECTIVE_NAMES``) a subject is asked for those that it names.
