@@ -37,6 +37,7 @@ from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
+from verify.training import TrainName
 
 _MOST_ELEMENTS = 50_000_000
 """Of a basis, float64: 400 MB."""
@@ -226,7 +227,7 @@ class CaseStudy:
         if self._planted is None:
             self._planted = {}
             forwards = ForwardCache(self.bench.model)
-            for fault in plantable(self.bench.faults, self.case):
+            for fault in plantable(self.bench.faults, self.case, trains=self.bench.request.train):
                 try:
                     observation = self.bench.observe(FaultySubject(mutation=fault, forwards=forwards), self.case)
                     signature = self.signature(observation)
@@ -320,9 +321,10 @@ class CaseStudy:
         return calls, seen
 
 
-def plantable(faults: Sequence[Fault], case: Case) -> tuple[Fault, ...]:
-    """Those faults that change a value on a case."""
-    return tuple(fault for fault in faults if "parity" in fault.must_kill and fault.bites(case))
+def plantable(faults: Sequence[Fault], case: Case, *, trains: TrainName = "lora") -> tuple[Fault, ...]:
+    """Those faults that change a value on a case, in a step that trains this."""
+    planted = (fault for fault in faults if trains in fault.trains)
+    return tuple(fault for fault in planted if "parity" in fault.must_kill and fault.bites(case))
 
 
 def with_zeros(actual: Observation, expected: Observation) -> Observation:

@@ -41,12 +41,15 @@ def left_out(request: GateRequest, exact_checks: Collection[str]) -> Iterator[Bl
     """
     kinds = kinds_of(request.subjects)
     for what, group in _OF_OTHER_CASES.items():
-        faults = concerning(group, kinds)
+        faults = [fault for fault in concerning(group, kinds) if request.model.train in fault.trains]
         unseen = [fault.name for fault in faults if not any(fault.bites(case) for case in request.cases)]
         if unseen and not isinstance(request.objective, RewardModel):
             yield BlindSpotRecord(what=what, why="the run has no case of them", faults=unseen)
+    seen_by = {"parity", "packed-ran", *exact_checks}
     alone = [
-        fault for fault in concerning(FAULTS, kinds) if not {"parity", "packed-ran", *exact_checks} & {*fault.must_kill}
+        fault
+        for fault in concerning(FAULTS, kinds)
+        if request.model.train in fault.trains and not seen_by & {*fault.must_kill}
     ]
     if alone:
         checks = listed(list(dict.fromkeys(check for fault in alone for check in fault.must_kill)))
