@@ -70,9 +70,10 @@ def evaluate(
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     places = list(stages.evaluation_places(num_groups, rank, world_size))
+    num_rounds = _counts(len(places), how=dist.ReduceOp.MAX)[0]  # before any pass, in which ranks wait for each other
     with torch.no_grad():
         found = [of_group(place) for place in places]
-        for _ in range(_counts(len(places), how=dist.ReduceOp.MAX)[0] - len(places)):
+        for _ in range(num_rounds - len(places)):
             dummy()
     margins = torch.cat([each.margins.double() for each in found]) if found else torch.empty(0, dtype=torch.float64)
     num_pairs, num_ties = len(margins), int((margins == 0).sum())

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from packed_impl.dummy_calls import adds_nothing
+from packed_impl.sharded_model import reshard_all
 
 Assign = Callable[[int, int], Sequence[Sequence[int]]]
 """The places of each rank, from the number of groups and the number of ranks."""
@@ -52,6 +53,9 @@ Dummy = Callable[[nn.Module, Callable[[], Tensor]], None]
 
 Clip = Callable[[nn.Module, float], float]
 """Scales the gradients of a sharded model down to a largest norm; the norm before."""
+
+Trained = Callable[[nn.Module], list[nn.Parameter]]
+"""The parameters of a sharded model that an optimizer is given."""
 
 GlobalMean = Callable[[float, int], float]
 """A mean over all ranks, from the sum and the count of this rank."""
@@ -92,9 +96,14 @@ def thrown_away(model: nn.Module, value: Callable[[], Tensor]) -> None:
 
 def clip_global(model: nn.Module, max_norm: float) -> float:
     """Clip by the norm over all shards of all parameters: the norm of a sharded gradient is that of the whole."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    norm = nn.utils.clip_grad_norm_(trained, max_norm)
+    norm = nn.utils.clip_grad_norm_(own_shards(model), max_norm)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def own_shards(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters as they are after sharding: those from before it are other tensors, which nobody computes with."""
+    reshard_all(model)
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def mean_over_ranks(total: float, count: int) -> float:
@@ -131,6 +140,7 @@ class ShardedStages:
         share: What the loss of a micro-batch is multiplied by.
         dummy: What a rank does that has run out.
         clip: How gradients are clipped.
+        trained: What an optimizer is given.
         global_mean: How values are reduced for a log, or an evaluation.
         evaluation_places: Which rank evaluates which groups.
         reduce_dtype: What gradients are summed over ranks in, where it is not the one asked for.
@@ -142,6 +152,7 @@ class ShardedStages:
     share: Share = share_of_mean
     dummy: Dummy = thrown_away
     clip: Clip = clip_global
+    trained: Trained = own_shards
     global_mean: GlobalMean = mean_over_ranks
     evaluation_places: EvaluationPlaces = every_place_once
     reduce_dtype: torch.dtype | None = None

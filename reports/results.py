@@ -19,16 +19,19 @@ from reports.preflight_record import PreflightRecord
 from reports.preflight_store import PREFLIGHT_FILE, read_preflight, write_preflight
 from reports.preflight_terminal import print_preflight
 from reports.record import Record
+from reports.sharded_record import ShardedRecord
+from reports.sharded_store import SHARDED_FILE, read_sharded, write_sharded
+from reports.sharded_terminal import print_sharded
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix | DataReport | FamiliesRecord | PreflightRecord
+Result = Record | KillMatrix | DataReport | FamiliesRecord | PreflightRecord | ShardedRecord
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, PREFLIGHT_FILE)
+_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, PREFLIGHT_FILE, SHARDED_FILE)
 
 
 def read_result(path: Path) -> Result:
-    """Read a record of ``check``, a kill matrix, a report of ``data``, ``simulate`` or ``families``, or a preflight.
+    """Read a record of any kind that this program writes.
 
     Args:
         path: The JSON file, or a folder that holds one of them.
@@ -54,9 +57,11 @@ def read_result(path: Path) -> Result:
         return read_families(path)
     if kind == "preflight":
         return read_preflight(path)
+    if kind == "sharded":
+        return read_sharded(path)
     raise RecordError(
         f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
-        "packparity data, one of packparity families or a preflight"
+        "packparity data, or one of packparity families, sharded or preflight"
     )
 
 
@@ -83,6 +88,8 @@ def print_result(result: Result, console: Console) -> None:
         print_families(result, console)
     elif isinstance(result, PreflightRecord):
         print_preflight(result, console)
+    elif isinstance(result, ShardedRecord):
+        print_sharded(result, console)
     else:
         print_data_report(result, console)
 
@@ -108,4 +115,6 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
         return write_families(result, out_dir)
     if isinstance(result, PreflightRecord):
         return write_preflight(result, out_dir)
+    if isinstance(result, ShardedRecord):
+        return write_sharded(result, out_dir)
     return write_data_report(result, out_dir)

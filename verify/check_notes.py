@@ -59,8 +59,10 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
         )
     if not options.variations and not has_rotary_positions(requested_config(request.model)):
         notes.append("positions are not rotary: the variation junk-in-front would change values, and was left out")
+    if request.model.train == "all":
+        notes.append("every weight was trained: embedding, norms, projections and head; there are no adapters")
     if request.model.reference != "adapters-off":
-        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}; failures are not diagnosed under it")
+        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}")
     if prepared.reduced:
         reduced = {
             "cases": not options.cases and options.cases_file is None and prepared.loaded is None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from verify.cases import Case, over, under
 from verify.default_cases.images import image_cases
@@ -90,7 +91,8 @@ class PlannedRun:
     def exact_pieces(self) -> list[ExactPiece]:
         """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
 
-        Nor faults of images and of other frozen policies: the cases of the checks have neither.
+        Nor faults of images and of other frozen policies: the cases of the checks have neither. Nor those of a step
+        that trains every weight, which are about gradients and the frozen policy.
         """
         if self.kernel is not None:
             return []
@@ -134,7 +136,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
     kernel has a run of its own, on the cases of its faults, in which noise is measured anew. So do faults of images, in
-    a model that sees them.
+    a model that sees them, and those of a step that trains every weight.
 
     Args:
         options: The options.
@@ -149,8 +151,8 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     dtypes, policy = _dtypes(options), load_policy(options.policy)
     runs: list[PlannedRun] = []
     left_out: list[str] = []
-    for mutations, kernel, with_images in _wanted(options.faults):
-        model, cases = grounds[with_images]
+    for mutations, kernel, ground in _wanted(options.faults):
+        model, cases = grounds[ground]
         chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
@@ -164,7 +166,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             model=model,
             dtypes=dtypes,
             subjects=subjects,
-            cases=tuple(case for case in cases if kernel is None or case.name in used),
+            cases=tuple(case for case in cases if case.name in used or not (kernel or ground == "every weight")),
             objective=OBJECTIVE,
             policy=policy,
             variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
@@ -178,7 +180,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
                 exact_under={
                     s.name: objective
                     for s, (_, shown_by) in zip(subjects, chosen, strict=True)
-                    if (objective := _exact_under(shown_by[0])) is not None
+                    if ground != "every weight" and (objective := _exact_under(shown_by[0])) is not None
                 },
                 kernel=kernel,
             )
@@ -207,10 +209,13 @@ def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]
             f"faults of images are planted in {MODEL_WITH_IMAGES}, which is held against its own unpacked path in "
             "float64; the exact checks, whose cases are text alone, are not put to them"
         )
+    if any(run.request.model.train == "all" for run in runs):
+        yield "faults of full training are planted in a step that trains every weight, on cases of their own"
 
 
-_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, bool]
-"""What to plant together: in which kernel, and whether in a model that sees images."""
+_GroundName = Literal["text", "images", "every weight"]
+_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, _GroundName]
+"""What to plant together: in which kernel, and in which model."""
 
 
 def _exact_under(case: Case) -> ComparingName | None:
@@ -225,13 +230,21 @@ def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
     faults = [name for name in names if name not in kernels]
     selected = select_mutations(faults) if faults or not names else ()
-    if of_text := tuple(mutation for mutation in selected if not mutation.with_images):
-        yield of_text, None, False
+    if of_text := tuple(mutation for mutation in selected if _ground_of(mutation) == "text"):
+        yield of_text, None, "text"
     for name, kernel in kernels.items():
         if name in names or not names:
-            yield select_mutations(kernel.planted), kernel, False
-    if of_images := tuple(mutation for mutation in selected if mutation.with_images):
-        yield of_images, None, True
+            yield select_mutations(kernel.planted), kernel, "text"
+    others: tuple[_GroundName, ...] = ("images", "every weight")
+    for ground in others:
+        if planted_there := tuple(mutation for mutation in selected if _ground_of(mutation) == ground):
+            yield planted_there, None, ground
+
+
+def _ground_of(mutation: Mutation) -> _GroundName:
+    if "lora" not in mutation.trains:
+        return "every weight"
+    return "images" if mutation.with_images else "text"
 
 
 def _on_biting_cases(
@@ -272,8 +285,8 @@ _Ground = tuple[ModelRequest, tuple[Case, ...]]
 """A model that faults are planted in, and the cases that are run on it."""
 
 
-def _grounds(options: FaultOptions) -> dict[bool, _Ground]:
-    """What mutations are planted in, by whether they are about images; of the cases those that were named."""
+def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
+    """What mutations are planted in; of the cases those that were named."""
     text, with_images = (
         ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3)) for name in (MODEL, MODEL_WITH_IMAGES)
     )
@@ -292,4 +305,10 @@ def _grounds(options: FaultOptions) -> dict[bool, _Ground]:
     def named(cases: tuple[Case, ...]) -> tuple[Case, ...]:
         return tuple(case for case in cases if not options.cases or case.name in options.cases)
 
-    return {False: (text, named(cases)), True: (with_images, named(of_images))}
+    every_weight = replace(text, train="all", reference="separate-model")
+    over_one = tuple(case for case in cases if case.reference is None)
+    return {
+        "text": (text, named(cases)),
+        "images": (with_images, named(of_images)),
+        "every weight": (every_weight, named(over_one)),
+    }

@@ -85,7 +85,7 @@ def preflight(
         from reports.store import discard_results
         from verify.cli.progress import show_progress
         from verify.cli.results import written_and_shown
-        from verify.preflight.plan import PreflightOptions
+        from verify.preflight.options import PreflightOptions
         from verify.preflight.session import Draft, run_preflight
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")

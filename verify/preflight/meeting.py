@@ -11,7 +11,6 @@ from reports.preflight_record import PreflightFinding
 from verify.preflight.finding import Finding, no_go
 from verify.preflight.watch import Watch
 from verify.sharded.ranks import RankPlace
-from verify.subject import said_by
 
 T = TypeVar("T")
 _HINT_FAILED = "the probe itself failed: --debug shows where; the machine or the installation of this rank differs"
@@ -45,6 +44,8 @@ class Meeting:
         try:
             found = list(work())
         except Exception as error:  # whatever files, drivers and compilers raise
+            from verify.subject import said_by  # not above: it loads what takes seconds
+
             found = [no_go(stage, f"the probe failed: {said_by(error)}", _HINT_FAILED)]
         for of_rank in self.gathered([finding.at(self.place.rank) for finding in found]):
             self.findings += of_rank

@@ -25,10 +25,10 @@ from verify.preflight.agreement import agreement
 from verify.preflight.depth import OracleDepth, oracle_depth
 from verify.preflight.finding import Finding, abstains, go, no_go
 from verify.preflight.judging import finding_of
+from verify.preflight.look_around import Gathered
 from verify.preflight.meeting import Meeting
 from verify.preflight.parity_cases import cases_of_data, only_pairs, parity_cases
 from verify.preflight.plan import PreflightPlan, itemsize_of
-from verify.preflight.run import Gathered
 from verify.sharded.models import sharded_model
 from verify.sharded.observe import run_sharded
 from verify.sharded.parity import judge_parity

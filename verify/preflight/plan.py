@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX, NamedConfig
@@ -12,42 +11,11 @@ from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config
 from verify.preflight import planted
 from verify.preflight.attention import AttentionSizes
+from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions
 from verify.preflight.profiles import PROFILES, Profile
 from verify.preflight.signs import Limits
 from verify.preflight.step_memory import PlannedBatch, cut_config
 from verify.subjects.kernel_attention import KERNEL_BACKENDS
-
-ALWAYS_REQUIRED = (
-    "arguments", "versions", "devices", "collectives results", "memory headroom", "attention", "parity", "determinism",
-)  # fmt: skip
-"""Without these there is no GO. Of attention and parity any one backend will do, unless backends were named."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightOptions:
-    """Options of the command line, as given."""
-
-    model: str = "tiny"
-    layers: int | None = None
-    oracle_layers: int | None = None
-    dtype: str = "float32"
-    backends: tuple[str, ...] = ()
-    device: str = "cpu"
-    data: Path | None = None
-    tokenizer: Path | None = None
-    max_tokens: int | None = None
-    groups_per_rank: int = 1
-    prompt_tokens: int = 512
-    response_tokens: int = 512
-    profile: str = "none"
-    seed: int = 0
-    timeout_s: float = 600.0
-    silence_s: float = 30.0
-    out: Path | None = None
-
-    def as_values(self) -> dict[str, str]:
-        """By name, for holding ranks against each other."""
-        return {name: str(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

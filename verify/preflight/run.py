@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from reports.preflight_record import PreflightRank
 from verify.models.dtypes import DTYPES
 from verify.preflight import collectives, readable
 from verify.preflight.agreement import agreement
 from verify.preflight.attention import Target, probe_attention
 from verify.preflight.finding import Finding, abstains, go
 from verify.preflight.headroom import check_headroom
-from verify.preflight.machine import Machine, read_machine, synchronise
+from verify.preflight.look_around import Gathered
+from verify.preflight.machine import synchronise
 from verify.preflight.meeting import Meeting
 from verify.preflight.plan import PreflightPlan
 from verify.preflight.profiles import Planned, check_profile
@@ -25,62 +24,6 @@ from verify.tolerance import load_policy
 
 BANDWIDTH_SIZES = {"cpu": (2**16, 2**20, 2**22), "cuda": (2**20, 2**24, 2**28)}
 """Bytes of the whole result, by kind of device."""
-_HINT_VERSIONS = "install the same environment on every machine (pip install -c constraints.txt)"
-_HINT_ARGUMENTS = "start every rank with the same command line"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """What probes that come first leave for the record and for those that come later.
-
-    Args:
-        machine: Of this rank.
-        ranks: Who runs where.
-        host_bytes: MemAvailable of each rank's machine, shared by its ranks; the least of them all.
-    """
-
-    machine: Machine
-    ranks: tuple[PreflightRank, ...]
-    host_bytes: int | None
-
-
-def look_around(plan: PreflightPlan, meeting: Meeting) -> Gathered:
-    """Arguments, versions, devices: whether all ranks run the same.
-
-    Args:
-        plan: The plan.
-        meeting: Takes the findings.
-
-    Returns:
-        What was found about machines.
-    """
-    meeting.enter("arguments")
-    values = {**plan.options.as_values(), "world_size": str(meeting.place.world_size)}
-    meeting.together([agreement("arguments", meeting.gathered(values), hint=_HINT_ARGUMENTS)])
-    meeting.enter("versions")
-    hosts = meeting.gathered(socket.gethostname())
-    machine = read_machine(meeting.place.device, hosts.count(socket.gethostname()))
-    meeting.together(
-        [
-            agreement("versions", meeting.gathered(machine.versions), hint=_HINT_VERSIONS),
-            agreement(
-                "settings", meeting.gathered(machine.settings), hint="export the same variables on every machine"
-            ),
-        ]
-    )
-    ranks = meeting.gathered(
-        PreflightRank(
-            rank=meeting.place.rank,
-            local_rank=meeting.place.local_rank,
-            host=machine.host,
-            device=machine.device.describe(),
-            driver=machine.device.driver,
-        )
-    )
-    host = machine.memory.available_bytes
-    shares = meeting.gathered(None if host is None else host // machine.processes)
-    known = [share for share in shares if share is not None]
-    return Gathered(machine=machine, ranks=tuple(ranks), host_bytes=min(known) if len(known) == len(shares) else None)
 
 
 def look_at_devices(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -> None:

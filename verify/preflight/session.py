@@ -11,11 +11,10 @@ from reports.preflight_record import PreflightRank, PreflightRecord
 from reports.preflight_store import PREFLIGHT_FILES
 from reports.store import check_writable
 from verify.environment import read_environment, tool_version
-from verify.preflight import run
+from verify.preflight.look_around import Gathered, look_around
 from verify.preflight.machine import memory_capped
 from verify.preflight.meeting import Meeting
-from verify.preflight.parity import FULL_DEPTH, choose_judging, look_at_parity
-from verify.preflight.plan import PreflightOptions, PreflightPlan, make_plan
+from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions
 from verify.preflight.signs import Limits
 from verify.preflight.watch import EndSignal, watched
 from verify.sharded.ranks import RankPlace, process_group
@@ -44,11 +43,10 @@ class Draft:
     place: RankPlace
     command: Sequence[str]
     started: float
-    plan: PreflightPlan | None = None
     meeting: Meeting | None = None
     ranks: tuple[PreflightRank, ...] = ()
+    required: list[str] = field(default_factory=lambda: list(ALWAYS_REQUIRED))
     limits: list[str] = field(default_factory=list)
-    also_required: list[str] = field(default_factory=list)
 
     def record(self, ended_early: str = "") -> PreflightRecord:
         """The record of what was found.
@@ -56,17 +54,16 @@ class Draft:
         Args:
             ended_early: Why the run ends before all probes have run.
         """
-        assert self.plan is not None
         assert self.meeting is not None
         return PreflightRecord(
             tool_version=tool_version(),
             created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             command=list(self.command),
             environment=read_environment(self.place.device),
-            request=dict(self.options.as_values()) | {"num_layers": self.plan.num_layers},
+            request=dict(self.options.as_values()),
             world_size=self.place.world_size,
             ranks=list(self.ranks),
-            required=[*self.plan.required, *self.also_required],
+            required=list(self.required),
             findings=list(self.meeting.findings),
             ended_early=ended_early,
             limits=list(self.limits),
@@ -102,12 +99,17 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
         ):
             if place.rank == 0 and options.out is not None:
                 check_writable(options.out, PREFLIGHT_FILES)
-            draft.plan = make_plan(options)
             steps = iter(range(_STAGES))
-            draft.meeting = Meeting(place, watch, lambda stage: progress(next(steps, _STAGES), _STAGES, stage))
-            _probe(draft, draft.plan, draft.meeting)
-            draft.meeting.enter("report")
-            draft.meeting.gathered(None)  # nobody leaves before all have come this far
+            meeting = Meeting(place, watch, lambda stage: progress(next(steps, _STAGES), _STAGES, stage))
+            draft.meeting = meeting
+            gathered = look_around(options, meeting)
+            draft.ranks = gathered.ranks
+            if meeting.is_wrong("arguments", "versions"):
+                draft.limits.append("everything after versions: ranks that differ cannot be judged together")
+            else:
+                _probe(draft, meeting, gathered)
+            meeting.enter("report")
+            meeting.gathered(None)  # nobody leaves before all have come this far
     except ValueError:
         raise
     except Exception as error:  # a rank was lost, or a probe that needs all ranks failed
@@ -118,12 +120,15 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
     return record
 
 
-def _probe(draft: Draft, plan: PreflightPlan, meeting: Meeting) -> None:
-    gathered = run.look_around(plan, meeting)
-    draft.ranks = gathered.ranks
-    if meeting.is_wrong("arguments", "versions"):
-        draft.limits.append("everything after versions: ranks that do not run the same cannot be judged together")
-        return
+def _probe(draft: Draft, meeting: Meeting, gathered: Gathered) -> None:
+    # Here and not above: transformers and peft take seconds to load, and ranks that differ should not wait for them.
+    from verify.preflight import run
+    from verify.preflight.parity import FULL_DEPTH, choose_judging, look_at_parity
+    from verify.preflight.plan import make_plan
+
+    meeting.enter("options")
+    plan = make_plan(draft.options)
+    draft.required = plan.required
     with memory_capped(meeting.place.device, plan.profile.memory_fraction(gathered.machine.device.total_bytes or 1)):
         run.look_at_devices(plan, meeting, gathered)
         read = run.look_at_files(plan, meeting, num_pairs=meeting.place.world_size + 1)
@@ -134,7 +139,7 @@ def _probe(draft: Draft, plan: PreflightPlan, meeting: Meeting) -> None:
         backends = run.look_at_kernels(plan, meeting)
         judging = choose_judging(plan, meeting, gathered, backends, read.pairs)
         draft.limits += judging.limits
-        draft.also_required += [FULL_DEPTH] if judging.is_cut else []
+        draft.required += [FULL_DEPTH] if judging.is_cut else []
         look_at_parity(judging, meeting)
 
 
@@ -151,5 +156,5 @@ class _Once:
 
     def early(self, draft: Draft, reason: str) -> None:
         """Of a run that ended before its end; nothing where it had not begun."""
-        if draft.plan is not None and draft.meeting is not None:
+        if draft.meeting is not None:
             self(draft.record(reason))

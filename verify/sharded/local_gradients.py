@@ -6,6 +6,7 @@ over ranks and micro-batches, its weights, its dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from verify.observation import lora_tensor_name, to_float64
+from verify.sharded.finding import Difference
 from verify.sharded.observe import all_gathered, no_gradients_left, seeded
 from verify.sharded.rank_work import SubjectOnRank
 from verify.subjects.sharded import HONEST, Units
@@ -84,6 +86,33 @@ def gradients_of_one_rank(
                 own = gradient.to(reduces) / world_size
                 held[name] = held[name] + own if name in held else own
     return {name: to_float64(gradient) for name, gradient in held.items()}
+
+
+def sum_differences(
+    actual: Mapping[str, Tensor], total: Mapping[str, Tensor], sizes: Mapping[str, Tensor], epsilons: float
+) -> list[Difference]:
+    """Gradients against a sum in float64: each element may be off by so many epsilons of the sum of absolute values.
+
+    Args:
+        actual: Gathered gradients.
+        total: The sum.
+        sizes: The sum of absolute values.
+        epsilons: How much of it.
+
+    Returns:
+        The worst element of each tensor; one that is on one side only is infinitely far.
+    """
+    differences = []
+    for name in sorted(actual.keys() | total.keys()):
+        if name not in actual or name not in total:
+            differences.append(Difference(f"the gradient of {name}, which is on one side only,", math.inf))
+            continue
+        distance, allowed = (actual[name] - total[name]).abs(), sizes[name] * epsilons
+        ratios = torch.where(distance == 0, 0.0, distance / allowed).flatten()
+        index = int(torch.where(ratios.isnan(), math.inf, ratios).argmax())
+        place = float(distance.flatten()[index]), float(allowed.flatten()[index])
+        differences.append(Difference(f"an element of the gradient of {name}", *place))
+    return differences
 
 
 def _gradients(on_rank: SubjectOnRank, places: Sequence[int], of_batch: int, world_size: int) -> dict[str, Tensor]:

@@ -31,6 +31,8 @@ class ParityResult:
         verdict: What was concluded.
         reasons: Why it is no PASS.
         judgements: By what the step was held against.
+        micro_size: Most groups of a micro-batch; smaller than that of the scenario for a subject that makes a call for
+            each group.
         groups_of_ranks: Number of groups of each rank.
         dummies_of_ranks: Number of calls of each rank that added nothing.
     """
@@ -41,6 +43,7 @@ class ParityResult:
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     judgements: tuple[tuple[Against, Judgement], ...] = ()
+    micro_size: int = 0
     groups_of_ranks: tuple[int, ...] = ()
     dummies_of_ranks: tuple[int, ...] = ()
 

@@ -20,6 +20,7 @@ from verify.faults import content_conditions, frozen_policy, images, layout_cond
 from verify.faults.catalogue import (
     CATALOGUE,
     FAULTS,
+    FAULTS_OF_EVERY_WEIGHT,
     FAULTS_OF_IMAGES,
     FAULTS_OF_OBJECTIVES,
     FAULTS_OF_REFERENCES,
@@ -38,7 +39,14 @@ from verify.images import ImageFormat
 IMAGES = ImageFormat((3, 4, 4), token_id=257, num_tokens=2)
 CASES, OF_OBJECTIVES, OF_IMAGES = tiny_cases(257, 0), objective_cases(257, 0), image_cases(257, 0, IMAGES)
 OVER_OTHERS = reference_cases(257, 0)
-ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES, *FAULTS_OF_REWARDS, *FAULTS_OF_REFERENCES, *FAULTS_OF_IMAGES)
+ALL_FAULTS = (
+    *FAULTS,
+    *FAULTS_OF_OBJECTIVES,
+    *FAULTS_OF_REWARDS,
+    *FAULTS_OF_REFERENCES,
+    *FAULTS_OF_IMAGES,
+    *FAULTS_OF_EVERY_WEIGHT,
+)
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}
 DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
