@@ -99,7 +99,7 @@ def unshared_logps(
         ValueError: As `logps.completion_logps`, or gradient checkpointing under another attention than SDPA.
     """
     check_gradients(model, _CAUSAL)
-    logps = []
+    logps: list[Tensor] = []
     with attention_implementation(model, _CAUSAL):
         for layout in layouts:
             logps_C = completion_logps(model, layout, {"attention_mask": None}, logit_chunk=logit_chunk)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.cost_record import CostRecord, HeldOutRecord, IntervalRecord, PathFigures, WorkloadRecord
-from reports.words import NONE, number, size
+from reports.cost_record import (
+    CostPathRecord,
+    CostRecord,
+    HeldOutRecord,
+    IntervalRecord,
+    PathFigures,
+    WorkloadRecord,
+)
+from reports.words import NONE, count, depth, number, plural, size
 
 UNVERIFIED = "unverified"
 
@@ -27,7 +34,11 @@ class HeldOutRow:
 
 def headline(record: CostRecord) -> list[str]:
     """One line for each packed path: its time and memory over the best unpacked path, median over workloads."""
-    return [_path_line(record, path.name, path.parity is not None) for path in record.measured_paths if path.role == "packed"]
+    return [
+        _path_line(record, path.name, path.parity is not None)
+        for path in record.measured_paths
+        if path.role == "packed"
+    ]
 
 
 def _path_line(record: CostRecord, path: str, is_verified: bool) -> str:
@@ -76,7 +87,7 @@ FIGURE_COLUMNS = (
     "pairs/s",
     "useful tokens/s",
     "padded tokens/s",
-    "useful",
+    "useful share",
     "peak",
     "of the step",
     "host peak",
@@ -88,7 +99,7 @@ FIGURE_COLUMNS = (
 
 def figure_rows(workload: WorkloadRecord) -> list[tuple[str, ...]]:
     """A line for each path, in the columns of ``FIGURE_COLUMNS``."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for figures in workload.figures:
         time = workload.ratio(figures.path, workload.best_unpacked_time)
         peak = workload.ratio(figures.path, workload.best_unpacked_memory)
@@ -98,9 +109,9 @@ def figure_rows(workload: WorkloadRecord) -> list[tuple[str, ...]]:
                 number(figures.median_s),
                 quartiles(figures),
                 number(figures.median_cpu_s),
-                number(figures.pairs_per_s),
-                number(figures.tokens_per_s),
-                number(figures.slots_per_s),
+                rate(figures.pairs_per_s),
+                rate(figures.tokens_per_s),
+                rate(figures.slots_per_s),
                 f"{100 * figures.utilisation:.0f} %",
                 memory(figures.peak_bytes),
                 memory(figures.step_bytes),
@@ -111,6 +122,11 @@ def figure_rows(workload: WorkloadRecord) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def rate(per_second: float) -> str:
+    """How many in a second, e.g. "2,240" or "6.45"."""
+    return count(round(per_second)) if per_second >= 1000 else number(per_second)
 
 
 def _own(path: str, best: str | None, ratio: str | None) -> str:
@@ -151,7 +167,7 @@ def recorded_rows(record: CostRecord) -> list[tuple[str, ...]]:
     ]
 
 
-HELD_OUT_COLUMNS = ("workload", "path", "loss", "margin", "accuracy", "ties", "decided otherwise")
+HELD_OUT_COLUMNS = ("workload", "path", "loss", "margin", "accuracy", "ties", "flips")
 
 
 def held_out_rows(record: CostRecord) -> list[HeldOutRow]:
@@ -165,12 +181,70 @@ def held_out_rows(record: CostRecord) -> list[HeldOutRow]:
 
 def _held_out_row(workload: str, held: HeldOutRecord, first: HeldOutRecord) -> HeldOutRow:
     pairs = len(held.margins)
-    flips = NONE if held is first else f"{held.flips(first)} of {pairs} than {first.path}"
+    flips = "" if held is first else f"{held.flips(first)} of {pairs}"
     return HeldOutRow(
-        workload, held.path, f"{held.loss:.7f}", f"{held.mean_margin:.7f}", f"{held.accuracy:.4f}", str(held.ties), flips
+        workload,
+        held.path,
+        f"{held.loss:.7f}",
+        f"{held.mean_margin:.7f}",
+        f"{held.accuracy:.4f}",
+        str(held.ties),
+        flips,
     )
 
 
 def cells(row: HeldOutRow) -> Sequence[str]:
     """The row in the columns of ``HELD_OUT_COLUMNS``."""
     return (row.workload, row.path, row.loss, row.margin, row.accuracy, row.ties, row.flips)
+
+
+PATH_COLUMNS = ("path", "role", "rows and attention", "subject", "parity")
+
+
+def path_rows(record: CostRecord) -> list[tuple[str, ...]]:
+    """Every path, measured or not, with what its parity rests on."""
+    return [(path.name, path.role, path.how, path.subject, _parity(path)) for path in record.paths]
+
+
+def _parity(path: CostPathRecord) -> str:
+    if path.reason:
+        return f"NOT_APPLICABLE: {path.reason}"
+    if path.parity is None:
+        return "the baseline" if path.role == "unpacked" else UNVERIFIED
+    cited = path.parity
+    return (
+        f"PASS in {cited.dtype}, {count(cited.num_compared)} values in {plural(cited.cases, 'case')} "
+        f"({cited.created_utc}, record {cited.record_sha256[:12]})"
+    )
+
+
+def summary(record: CostRecord) -> str:
+    """What was run, in one line."""
+    preset = f"preset {record.preset}, scale {record.scale}; " if record.preset else ""
+    ranks = "one process" if record.num_ranks == 1 else f"{record.num_ranks} ranks, FSDP2"
+    return (
+        f"{preset}{record.model.name}, {depth(record.model)}, {record.dtype}, {record.environment.device}, {ranks}; "
+        f"steps of policy, reference, backward and optimizer on {plural(record.pairs_per_rank, 'pair')} a rank"
+    )
+
+
+def facts(record: CostRecord) -> dict[str, object]:
+    """Machine, versions, model and training, by name."""
+    return {
+        **record.machine,
+        "python": record.environment.python,
+        "platform": record.environment.platform,
+        **record.environment.packages,
+        "model": f"{record.model.name}, {count(record.model.num_parameters)} parameters, {record.model.weights}",
+        "LoRA": record.model.lora,
+        "objective": record.objective,
+        "optimizer": record.optimizer,
+        "seeds": record.seeds,
+        **({"sharding": record.sharding} if record.sharding else {}),
+        **({"data": record.data} if record.data else {}),
+    }
+
+
+def closing(record: CostRecord) -> str:
+    """Which program, when, how long."""
+    return f"packparity {record.tool_version}, {record.created_utc}, {record.total_s:.0f} s"

@@ -281,7 +281,9 @@ class WorkloadRecord(_Frozen):
                 (ratio.step_memory, _over(above.step_bytes, below.step_bytes)),
             ):
                 if (value is None) != (expected is None) or not math.isclose(value or 0, expected or 0, rel_tol=1e-9):
-                    raise ValueError(f"{self.name}: {ratio.path} over {ratio.over} is {value}, the figures give {expected}")
+                    raise ValueError(
+                        f"{self.name}: {ratio.path} over {ratio.over} is {value}, the figures give {expected}"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -13,8 +13,16 @@ from reports import cost_overview as overview
 from reports.cost_record import CostRecord
 from reports.words import printable
 
-_WIDE_COLUMNS = ("path", "median s", "CPU s", "pairs/s", "useful tokens/s", "peak", "of the step")
-"""What a terminal of ordinary width has room for; the written report has all."""
+_COLUMNS = {
+    "path": "path",
+    "median s": "median s",
+    "CPU s": "CPU s",
+    "pairs/s": "pairs/s",
+    "peak": "peak",
+    "time / best": "time / best unpacked",
+    "memory / best": "memory / best unpacked",
+}
+"""Columns that a terminal of ordinary width has room for, by what they are called there; the written report has all."""
 
 
 def print_cost(record: CostRecord, console: Console) -> None:
@@ -24,12 +32,11 @@ def print_cost(record: CostRecord, console: Console) -> None:
         record: What to print.
         console: Where to.
     """
-    columns = (*_WIDE_COLUMNS, "time / best unpacked", "memory / best unpacked")
-    places = [overview.FIGURE_COLUMNS.index(column) for column in columns]
+    places = [overview.FIGURE_COLUMNS.index(column) for column in _COLUMNS.values()]
     for workload in record.workloads:
         console.print(Text(printable(f"{workload.name}: {workload.source}; {workload.num_rounds} steps"), style="bold"))
         rows = ([row[place] for place in places] for row in overview.figure_rows(workload))
-        _print_table(columns, rows, console)
+        _print_table(tuple(_COLUMNS), rows, console)
     if held_out := overview.held_out_rows(record):
         console.print(Text("held out, after training", style="bold"))
         _print_table(overview.HELD_OUT_COLUMNS, map(overview.cells, held_out), console)

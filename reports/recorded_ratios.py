@@ -56,4 +56,4 @@ RECORDED_HELD_OUT: Mapping[str, float] = MappingProxyType(
     {"loss": -0.0000118, "reward accuracy": 0.00195, "margin": 0.0000236}
 )
 """Sparse minus dense after 200 steps of "headline". The two final losses, 0.69298 and 0.69336, are within 0.00022 of
-ln 2 (whichever is which), so that run had barely moved, and small differences show nothing; +0.00195 is one pair in 512."""
+ln 2, so that run had barely moved, and small differences show nothing; +0.00195 is one pair in 512."""

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from reports.cost_record import CostRecord
+from reports.cost_store import COST_FILE, read_cost, write_cost
+from reports.cost_terminal import print_cost
 from reports.data_record import DataReport
 from reports.data_store import DATA_REPORT_FILE, read_data_report, write_data_report
 from reports.data_terminal import print_data_report
@@ -19,9 +22,9 @@ from reports.record import Record
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix | DataReport | FamiliesRecord
+Result = Record | KillMatrix | DataReport | FamiliesRecord | CostRecord
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE)
+_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, COST_FILE)
 
 
 def read_result(path: Path) -> Result:
@@ -49,6 +52,8 @@ def read_result(path: Path) -> Result:
         return read_data_report(path)
     if kind == "families":
         return read_families(path)
+    if kind == "cost":
+        return read_cost(path)
     raise RecordError(
         f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
         "packparity data or one of packparity families"
@@ -76,6 +81,8 @@ def print_result(result: Result, console: Console) -> None:
         print_kill_matrix(result, console)
     elif isinstance(result, FamiliesRecord):
         print_families(result, console)
+    elif isinstance(result, CostRecord):
+        print_cost(result, console)
     else:
         print_data_report(result, console)
 
@@ -99,4 +106,6 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
         return write_kill_matrix(result, out_dir)
     if isinstance(result, FamiliesRecord):
         return write_families(result, out_dir)
+    if isinstance(result, CostRecord):
+        return write_cost(result, out_dir)
     return write_data_report(result, out_dir)

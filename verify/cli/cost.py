@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from verify.cost.run import RunPlace
     from verify.sharded.ranks import RankPlace
 
-_HELP_PATHS = "Some of padded, unpadded, padding-free (nothing shared), dense, sparse, split (packed), with commas; all."
+_HELP_PATHS = (
+    "Some of padded, unpadded, padding-free (nothing shared), dense, sparse, split (packed), with commas; all."
+)
 _HELP_PRESET = "One of the note's plans: mechanism, response-long, ultrafeedback, headline."
 _HELP_SCALE = "full (qwen3-8b on two GB10 nodes) or tiny (a laptop); goes with --preset."
 _HELP_MODEL = "Model, named as in check; small (2 layers, hidden 256) unless a preset says otherwise."
@@ -142,9 +144,7 @@ def _measure(options: CostOptions, place: RankPlace | None, *, as_json: bool, qu
         with show_progress(quiet or not is_first) as progress:
 
             def run_place(ranks: OneRank | DistributedRanks) -> RunPlace:
-                return RunPlace(
-                    ranks=ranks, progress=progress, command=["packparity", *sys.argv[1:]], started=STARTED
-                )
+                return RunPlace(ranks=ranks, progress=progress, command=["packparity", *sys.argv[1:]], started=STARTED)
 
             if place is None:
                 record = run_cost(prepared, run_place(OneRank()))

@@ -25,6 +25,9 @@ class Clock:
     cpu_ns: Callable[[], int] = time.process_time_ns
 
 
+CLOCK = Clock()
+
+
 @dataclass(frozen=True, slots=True)
 class Duration:
     """How long something took.

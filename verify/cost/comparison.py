@@ -48,7 +48,15 @@ def _beside(
 
 
 def differing_conditions(
-    *, model: str, num_layers: int, dtype: str, device: str, num_ranks: int, pairs_per_rank: int, lengths: str, tokens: str
+    *,
+    model: str,
+    num_layers: int,
+    dtype: str,
+    device: str,
+    num_ranks: int,
+    pairs_per_rank: int,
+    lengths: str,
+    tokens: str,
 ) -> list[ConditionRecord]:
     """Where the recorded run and this one differ, as far as the recorded one is known."""
     rows = (

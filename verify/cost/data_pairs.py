@@ -40,6 +40,9 @@ class LengthLimits:
         return f"prompt at most {self.prompt or 'any'}, response at most {self.response or 'any'} tokens"
 
 
+NO_LIMITS = LengthLimits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPairs:
     """What was drawn from a file.
@@ -91,7 +94,7 @@ def draw_pairs(file: Path, tokenizer: Path | None, limits: LengthLimits, *, num_
     rows_read = reservoir.num_seen + sum(left_out.values())
     drawn = reservoir.sample()
     random.Random(seed).shuffle(drawn)
-    lengths, groups = [], []
+    lengths, groups = list[GroupLengths](), list[PreferenceGroup]()
     for each, group in _measured(drawn, tokenizer, left_out):
         if not limits.hold(each):
             left_out["over the length limits"] = left_out.get("over the length limits", 0) + 1

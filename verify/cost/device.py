@@ -73,7 +73,7 @@ def resident() -> int | None:
 
 
 def reset_peak_resident() -> bool:
-    """Let the peak of resident memory begin anew; whether the system does that (Linux; never below what is resident)."""
+    """Let the peak of resident memory begin anew from what is resident; whether the system does that (Linux)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text(_RESETS_PEAK, encoding="ascii")
         return True
@@ -87,15 +87,17 @@ def machine_memory() -> int | None:
     return None
 
 
-def load_of_others(own_threads: int) -> float | None:
-    """Processes that wanted a core over the last minute, without our own threads; None where nobody counts them."""
+def load() -> float | None:
+    """Processes that wanted a core, the mean over the last minute; None where nobody counts them."""
     with suppress(AttributeError, OSError):
-        return max(0.0, os.getloadavg()[0] - own_threads)
+        return os.getloadavg()[0]
     return None
 
 
 def _of_status(field: str) -> int | None:
     with suppress(OSError):
-        found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+        found = re.search(
+            rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE
+        )
         return int(found[1]) * 1024 if found else None
     return None

@@ -9,6 +9,7 @@ from reports.cost_record import (
     GroupLengthsRecord,
     IntervalRecord,
     PathFigures,
+    PathName,
     RatioRecord,
     StepRecord,
     WorkloadRecord,
@@ -20,6 +21,8 @@ from verify.cost.workload import WorkloadPlan, lengths_of
 from verify.packing_plan.costs import FlopPrices
 
 _NS = 1e9
+StepsByPath = dict[PathName, list[list[StepRecord]]]
+"""The measured steps of each path, [rounds][ranks]."""
 
 
 def workload_record(
@@ -51,7 +54,7 @@ def workload_record(
         for round_number, ranks in enumerate(plan.batches(num_ranks=num_ranks, pairs_per_rank=pairs_per_rank))
         for rank, batch in enumerate(ranks)
     ]
-    steps = {path.name: _by_round(done.steps, path.name) for path in paths}
+    steps: StepsByPath = {path.name: _by_round(done.steps, path.name) for path in paths}
     figures = [_figures(path.name, steps[path.name], batches) for path in paths]
     unpacked = [each for path, each in zip(paths, figures, strict=True) if path.role == "unpacked"]
     counted = [each for each in unpacked if each.peak_bytes is not None]
@@ -105,11 +108,13 @@ def _cpu(steps: Sequence[Sequence[StepRecord]]) -> list[float]:
     return [sum(step.cpu_ns for step in ranks) / _NS for ranks in steps]
 
 
-def _figures(path: str, steps: Sequence[Sequence[StepRecord]], batches: Sequence[BatchRecord]) -> PathFigures:
+def _figures(path: PathName, steps: Sequence[Sequence[StepRecord]], batches: Sequence[BatchRecord]) -> PathFigures:
     wall = _wall(steps)
     times = spread(wall)
     fed = [[batch for batch in batches if batch.round == number] for number in range(len(steps))]
-    slots, tokens = ([sum(getattr(batch, what)[path] for batch in of_round) for of_round in fed] for what in ("slots", "tokens"))
+    slots, tokens = (
+        [sum(getattr(batch, what)[path] for batch in of_round) for of_round in fed] for what in ("slots", "tokens")
+    )
     pairs = [sum(len(batch.groups) for batch in of_round) for of_round in fed]
 
     def rate(counts: Sequence[int]) -> float:
@@ -152,7 +157,7 @@ def _over(above: int | None, below: int | None) -> float | None:
 def _ratio(
     above: PathFigures,
     below: PathFigures,
-    steps: dict[str, list[list[StepRecord]]],
+    steps: StepsByPath,
     batches: Sequence[BatchRecord],
     seed: int,
 ) -> RatioRecord:

@@ -163,8 +163,8 @@ class Journal:
             old, new = getattr(before, name), getattr(self._settings, name)
             if key := next((key for key in old.keys() | new.keys() if old.get(key) != new.get(key)), None):
                 raise RecordError(
-                    f"{self.path} was begun with another {key}: {_short(old.get(key))}, now {_short(new.get(key))}; use "
-                    "the same, or another --out"
+                    f"{self.path} was begun with another {key}: {_short(old.get(key))}, now {_short(new.get(key))}; "
+                    "use the same, or another --out"
                 )
 
     def _line(self, number: int, text: str) -> _Line:

@@ -71,7 +71,9 @@ class KeptStates:
         try:
             tensors = load_file(place)
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{place}: the state of an interrupted run cannot be read: {error}; give another --out") from error
+            raise ValueError(
+                f"{place}: the state of an interrupted run cannot be read: {error}; give another --out"
+            ) from error
         states: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             path, _, name = key.partition(_BETWEEN)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows storages while the mode is on.
 
     Args:
@@ -28,7 +28,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, held: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._followed: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._kept: list[torch.UntypedStorage] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from verify.slots import count_slots
 WARM_UP_STEPS = 2
 
 Batch = tuple[PreferenceGroup, ...]
+Phase = Literal["warm-up", "measured"]
+When = Literal["start", "end"]
 Begin = Callable[[str], None]
 """Called with what is being done, at each step."""
 
@@ -152,31 +155,34 @@ def _warm_up(bench: Bench, number: int, plan: WorkloadPlan, batches: Sequence[Ba
 
 
 def _check_slots(path: Path, batch: Batch, slots: int, slots_of_policy: int) -> None:
-    """Hold what passed the embedding against the arithmetic of the layout: a path that falls back would be found out."""
+    """Hold what passed the embedding against the arithmetic of the layout: a path that fell back would be found out."""
     expected = path.fed(lengths_of(batch)).slots
     if (slots_of_policy, slots) != (expected, 2 * expected):
         raise MeasurementError(
-            f"{path.name} fed {slots_of_policy} slots in its policy pass and {slots} in both: its layout has {expected} "
-            "in each, so that something else was measured"
+            f"{path.name} fed {slots_of_policy} slots in its policy pass and {slots} in both: its layout has "
+            f"{expected} in each, so that something else was measured"
         )
 
 
-def _step(bench: Bench, path: Path, batch: Batch, phase: str, round_number: int, place: int) -> StepRecord:
+def _step(bench: Bench, path: Path, batch: Batch, phase: Phase, round_number: int, place: int) -> StepRecord:
     """One step of this rank; the path's state is in, and whatever it takes to count memory is done before."""
     followed = _followed(bench, path, batch) if phase == "measured" else None
     gc.collect()
     bench.ranks.wait_for_all()
-    compiled = num_compiled()
-    held = bench.device.reset_peaks()
-    before = resident()
-    losses: list[Tensor] = []
-    duration = timed(lambda: losses.append(bench.trainer.step(path.subject, batch)), bench.device.synchronise, bench.clock)
-    peak, host_peak = bench.device.peak_allocated() if bench.device.is_cuda else None, peak_resident()
+    compiled, losses = num_compiled(), list[Tensor]()
+    allocated, resident_before = bench.device.reset_peaks(), resident()
+    duration = timed(
+        lambda: losses.append(bench.trainer.step(path.subject, batch)), bench.device.synchronise, bench.clock
+    )
+    peak_of_process = peak_resident()
+    memory: tuple[int | None, int | None]
     match bench.memory_measure:
+        case "cuda-allocator":
+            memory = allocated, bench.device.peak_allocated()
         case "live-bytes":
-            held, peak = followed or (None, None)
+            memory = followed or (None, None)
         case "resident":
-            held, peak = before, host_peak
+            memory = resident_before, peak_of_process
     return StepRecord(
         phase=phase,
         session=bench.session,
@@ -188,10 +194,10 @@ def _step(bench: Bench, path: Path, batch: Batch, phase: str, round_number: int,
         cpu_ns=duration.cpu_ns,
         graphs_compiled=num_compiled() - compiled,
         loss=finite_loss(losses[0], f"of {path.name} in {phase} step {round_number}"),
-        held_bytes=held,
-        peak_bytes=peak,
+        held_bytes=memory[0],
+        peak_bytes=memory[1],
         reserved_bytes=bench.device.peak_reserved(),
-        host_peak_bytes=host_peak,
+        host_peak_bytes=peak_of_process,
     )
 
 
@@ -223,7 +229,7 @@ def _written(bench: Bench, number: int, step: StepRecord) -> list[StepRecord]:
 
 
 def _hold_out(
-    bench: Bench, number: int, plan: WorkloadPlan, states: dict[str, TrainingState], when: str
+    bench: Bench, number: int, plan: WorkloadPlan, states: dict[str, TrainingState], when: When
 ) -> list[HeldOutRecord]:
     """Every path's held-out pairs under its own state; each rank computes its share, no pair twice."""
     size = bench.pairs_per_rank

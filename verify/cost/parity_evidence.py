@@ -140,8 +140,12 @@ def _without_index(device: str) -> str:
 def _how_to_get_one(measured: MeasuredSubject, subjects: Sequence[str]) -> str:
     named = " ".join(f"--subject {subject}" for subject in subjects)
     device = "" if measured.environment.device == "cpu" else " --device cuda"
-    layers = "" if measured.model.num_layers == measured.model.num_layers_published else f" --layers {measured.model.num_layers}"
+    layers = (
+        ""
+        if measured.model.num_layers == measured.model.num_layers_published
+        else f" --layers {measured.model.num_layers}"
+    )
     return (
-        f"make one with: packparity check --model {measured.model.name}{layers} --dtype {measured.dtype}{device} {named} "
-        "--out DIR"
+        f"make one with: packparity check --model {measured.model.name}{layers} --dtype {measured.dtype}{device} "
+        f"{named} --out DIR"
     )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from reports.cost_record import PathName
 from verify.groups import PreferenceGroup
 from verify.objective import Preference
 from verify.packing_plan.costs import GroupLengths, Work, causal_pairs, packed_work, unpacked_work
 from verify.subjects.packed import PackedSubject
 from verify.subjects.unshared import PADDED, ROW_PER_SEQUENCE
 
-PathName = Literal["padded", "unpadded", "padding-free", "dense", "sparse", "split"]
 Role = Literal["unpacked", "packed"]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from verify.cost.data_pairs import LengthLimits
+from verify.cost.data_pairs import NO_LIMITS, LengthLimits
 from verify.cost.workload import REGIMES
 
 Scale = Literal["full", "tiny"]
@@ -47,7 +47,7 @@ class Defaults:
     regimes: tuple[str, ...] = REGIMES
     sweep: tuple[int, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    limits: LengthLimits = LengthLimits()
+    limits: LengthLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +96,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 what="5 steps in each of three length regimes",
                 needs_data=False,
                 full=_full(sweep=(512, 1024, 2048)),
-                tiny=_tiny(sweep=(64, 128, 512)),
+                tiny=_tiny(sweep=(128, 512), pairs_per_rank=1, num_held_out=4),
             ),
             Preset(
                 name="response-long",
                 what="20 steps of prompt 64 and response 192, seeds 17 and 23",
                 needs_data=False,
                 full=_full(regimes=("response-long",), seeds=(17, 23), num_steps=20),
-                tiny=_tiny(regimes=("response-long",), seeds=(17, 23), num_steps=20),
+                tiny=_tiny(regimes=("response-long",), seeds=(17, 23), num_steps=20, pairs_per_rank=1),
             ),
             Preset(
                 name="ultrafeedback",

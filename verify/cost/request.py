@@ -11,7 +11,7 @@ from verify.cost.data_pairs import DrawnPairs, LengthLimits, draw_pairs
 from verify.cost.parity_evidence import ParityFile, read_parity
 from verify.cost.paths import Path, paths_named
 from verify.cost.presets import SCALES, Defaults, Preset, Scale, preset_named
-from verify.cost.training import OptimizerSettings
+from verify.cost.training import DEFAULT_LR, OptimizerSettings
 from verify.cost.workload import WorkloadPlan, drawn_plan, length_plan, regime_plan, split_plan
 from verify.models.dtypes import DTYPES
 from verify.models.memory import check_memory
@@ -45,7 +45,7 @@ class CostOptions:
     device: str | None = None
     threads: int | None = None
     ranks: int | None = None
-    lr: float = OptimizerSettings.lr
+    lr: float = DEFAULT_LR
     beta: float = 0.1
     parity: FilePath | None = None
     out: FilePath | None = None
@@ -114,8 +114,8 @@ def defaults_of(options: CostOptions) -> tuple[Preset | None, Scale, Defaults]:
     preset = preset_named(options.preset)
     if preset.needs_data and options.data is None:
         raise ValueError(
-            f"--preset {preset.name} needs --data FILE ({preset.what}), which was not given: a preference file, JSONL or "
-            "Parquet, and --tokenizer DIR to count its tokens (without it four characters are taken for one)"
+            f"--preset {preset.name} needs --data FILE ({preset.what}), which was not given: a preference file, JSONL "
+            "or Parquet, and --tokenizer DIR to count its tokens (without it four characters are taken for one)"
         )
     return preset, scale, preset.defaults(scale)
 
@@ -216,7 +216,9 @@ def _plans(
             plan, data = _file_plan(options, defaults, steps, per_step, held_out, seed, vocab_size, notes)
             plans.append(plan if len(seeds) == 1 else replace(plan, name=f"{plan.name}, seed {seed}"))
     plans += [
-        length_plan(length, seed=seeds[0], num_steps=SWEEP_STEPS, num_pairs=SWEEP_STEPS * per_step, vocab_size=vocab_size)
+        length_plan(
+            length, seed=seeds[0], num_steps=SWEEP_STEPS, num_pairs=SWEEP_STEPS * per_step, vocab_size=vocab_size
+        )
         for length in (defaults.sweep if options.sweep is None else options.sweep)
     ]
     if not plans:

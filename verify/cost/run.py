@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from reports.cost_record import CitedParityRecord, CostPathRecord, CostRecord, MemoryMeasure
-from reports.record import Environment, ModelRecord
+from reports.record import DtypeName, Environment, ModelRecord
 from reports.values import Settings
-from verify.cost.clock import Clock
+from verify.cost.clock import CLOCK, Clock
 from verify.cost.comparison import differing_conditions, recorded_ratios
-from verify.cost.device import Device, load_of_others, machine_memory, reset_peak_resident
+from verify.cost.device import Device, load, machine_memory
 from verify.cost.figures import workload_record
 from verify.cost.journal import Done, Journal, JournalSettings
 from verify.cost.kept_states import KeptStates
-from verify.cost.measure import WARM_UP_STEPS, Bench, measure_workload
+from verify.cost.measure import Bench, measure_workload
 from verify.cost.parity_evidence import MeasuredSubject, cite
+from verify.cost.procedure import MEMORY_MEANINGS, not_measured, notes_on, procedure
 from verify.cost.ranks import Ranks
 from verify.cost.request import PreparedCost, settings_of
-from verify.cost.statistics import RESAMPLES
 from verify.cost.training import Trainer
 from verify.environment import read_environment, tool_version
 from verify.gate import Progress
@@ -37,16 +37,6 @@ from verify.subjects.sharded import shard
 from verify.threads import torch_threads
 
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-
-_MEANINGS: dict[MemoryMeasure, str] = {
-    "cuda-allocator": "torch's CUDA allocator: the most bytes of tensors within the step (max_memory_allocated), its peak "
-    "reset before each step; what the allocator reserves is recorded beside it",
-    "live-bytes": "bytes of tensors alive on the CPU, followed from the operator that makes one to its end, in a step of "
-    "its own that is not timed; exact for the shapes and the same on every run, but a CPU's kernels and its allocator are "
-    "not those of an accelerator: workspaces inside an operator are not seen, so ratios carry over, bytes do not",
-    "resident": "resident memory of each process, its peak reset before each step (clear_refs): it holds libraries, and "
-    "what the C library keeps of what was freed, so that it hides savings and never invents them",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +55,7 @@ class RunPlace:
     progress: Progress
     command: Sequence[str]
     started: float
-    clock: Clock = Clock()
+    clock: Clock = CLOCK
 
 
 def run_cost(prepared: PreparedCost, place: RunPlace) -> CostRecord:
@@ -91,7 +81,7 @@ def run_cost(prepared: PreparedCost, place: RunPlace) -> CostRecord:
 def _run(prepared: PreparedCost, place: RunPlace) -> CostRecord:
     environment = read_environment(prepared.device)
     machine = _machine(prepared, environment)
-    load = load_of_others(own_threads=0)
+    load_before = load()
     place.progress(0, 1, f"building {prepared.model.name}")
     built = build_model(prepared.model, prepared.dtype)
     model = model_record(prepared.model, built)
@@ -117,7 +107,7 @@ def _run(prepared: PreparedCost, place: RunPlace) -> CostRecord:
         for plan, of_plan in zip(prepared.plans, done, strict=True)
     ]
     paths = [_path_record(path, prepared, cited) for path in prepared.paths]
-    not_applicable = {path.name: path.reason for path in paths if path.reason}
+    not_applicable: dict[str, str] = {path.name: path.reason for path in paths if path.reason}
     preset = prepared.preset
     sessions = 1 + max(step.session for workload in workloads for step in workload.steps)
     return CostRecord(
@@ -125,11 +115,11 @@ def _run(prepared: PreparedCost, place: RunPlace) -> CostRecord:
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(place.command),
         environment=environment,
-        machine={**machine, "load_at_start": load},
+        machine={**machine, "load_at_start": load_before},
         model=model,
-        dtype=prepared.dtype,
-        objective=prepared.objective.settings,
-        optimizer=prepared.optimizer.settings,
+        dtype=cast(DtypeName, prepared.dtype),
+        objective=dict(prepared.objective.settings),
+        optimizer=dict(prepared.optimizer.settings),
         preset=preset.name if preset else "",
         scale=prepared.scale,
         seeds={"weights": prepared.model.seed, "adapters": prepared.model.seed + 1, "bootstrap": prepared.model.seed},
@@ -137,15 +127,15 @@ def _run(prepared: PreparedCost, place: RunPlace) -> CostRecord:
         pairs_per_rank=prepared.pairs_per_rank,
         sharding=_sharding(prepared.num_ranks),
         memory_measure=bench.memory_measure,
-        memory_meaning=_MEANINGS[bench.memory_measure],
+        memory_meaning=MEMORY_MEANINGS[bench.memory_measure],
         paths=paths,
         workloads=workloads,
         recorded=recorded_ratios(preset.name, workloads, not_applicable) if preset else [],
         conditions=_conditions(prepared, model) if preset else [],
         data=_data(prepared),
-        procedure=_procedure(prepared, bench),
-        not_measured=_not_measured(prepared, not_applicable),
-        notes=[*prepared.notes, *_notes(sessions, load, model.num_layers, model.num_layers_published)],
+        procedure=procedure(bench.memory_measure),
+        not_measured=not_measured(prepared, not_applicable),
+        notes=[*prepared.notes, *notes_on(sessions, load_before, model)],
         total_s=time.perf_counter() - place.started,
     )
 
@@ -176,9 +166,7 @@ def _cited(prepared: PreparedCost, environment: Environment, model: ModelRecord)
     return cite(prepared.parity, measured, subjects)
 
 
-def _bench(
-    prepared: PreparedCost, place: RunPlace, model: Any, environment: Environment, machine: Settings
-) -> Bench:
+def _bench(prepared: PreparedCost, place: RunPlace, model: Any, environment: Environment, machine: Settings) -> Bench:
     trainer = Trainer(model.train(), prepared.optimizer, prepared.objective)
     out, rank = prepared.options.out, place.ranks.rank
     total = sum(plan.num_steps * len(prepared.measured_paths) for plan in prepared.plans)
@@ -282,54 +270,3 @@ def _data(prepared: PreparedCost) -> Settings:
         return {}
     data = asdict(prepared.data)
     return {name: data[name] for name in ("file", "sha256", "rows_read", "counted", "left_out")}
-
-
-def _procedure(prepared: PreparedCost, bench: Bench) -> list[str]:
-    counted = {
-        "cuda-allocator": "peaks of device and process are reset before each step",
-        "live-bytes": "the peak of resident memory is reset before each step; live bytes are followed once for each shape",
-        "resident": "the peak of resident memory is reset before each step",
-    }[bench.memory_measure]
-    resets = "" if reset_peak_resident() else " (which this system cannot: the peak is that of the process so far)"
-    return [
-        "a step is the reference pass (adapters off), the policy pass, backward, and AdamW on the adapters; packing the "
-        "batch into rows is part of it",
-        f"{WARM_UP_STEPS} warm-up steps of each path before each workload, recorded apart; graphs that torch.compile makes "
-        "later are counted in their step",
-        "rounds of one step of each path on one batch, in turn forwards and backwards (A B B A)",
-        "each path trains adapters of its own from one start; they are put in and taken out between steps",
-        "garbage is collected, ranks wait for one another, the device is synchronised before a step; it is synchronised "
-        "again before the clock is read (monotonic, nanoseconds)",
-        counted + resets,
-        "a step takes as long as its slowest rank; medians and quartiles over rounds",
-        f"intervals: percentile bootstrap, {RESAMPLES:,} resamples of rounds, both paths of a ratio drawn together",
-        "memory: per step the sum over ranks of each one's peak within it, then the largest over steps",
-        "slots that pass the embedding were counted in warm-up and are those of each path's layout",
-    ]
-
-
-def _not_measured(prepared: PreparedCost, not_applicable: dict[str, str]) -> list[str]:
-    cells = [f"{name}: {reason}" for name, reason in not_applicable.items()]
-    if not Device(prepared.device).is_cuda:
-        cells.append("CUDA: fused kernels, an allocator's peaks and reserved memory, NCCL")
-    if prepared.num_ranks == 1:
-        cells.append("several ranks: sharded parameters, communication")
-    if prepared.preset is not None and prepared.scale == "tiny":
-        cells.append(f"{prepared.preset.name} at its full scale: Qwen3-8B on two GB10 nodes")
-    return cells
-
-
-def _notes(sessions: int, load: float | None, num_layers: int, published: int) -> list[str]:
-    notes = []
-    if sessions > 1:
-        notes.append(f"the run was interrupted and resumed: its steps come from {sessions} processes")
-    if num_layers != published:
-        notes.append(f"depth cut to {num_layers} of {published} layers")
-    if load is not None and load >= 1:
-        notes.append(
-            f"other processes ran when it began (load {load:.1f} on {os.cpu_count()} cores): wall times are those of a "
-            "shared machine, and processor time says more"
-        )
-    return notes
-
-

@@ -18,6 +18,8 @@ from verify.cost.paths import Steps
 from verify.groups import PreferenceGroup
 from verify.objective import Preference
 
+DEFAULT_LR = 5e-6
+
 TrainingState = Mapping[str, Tensor]
 """Adapters and moments by name, on the host, as this rank has them."""
 
@@ -35,7 +37,7 @@ class OptimizerSettings:
         weight_decay: As torch's.
     """
 
-    lr: float = 5e-6
+    lr: float = DEFAULT_LR
     weight_decay: float = 0.0
 
     @property

@@ -43,9 +43,7 @@ class WorkloadPlan:
     def batches(self, *, num_ranks: int, pairs_per_rank: int) -> list[list[tuple[PreferenceGroup, ...]]]:
         """The batch of each rank in each round, [rounds][ranks]; the pool is begun anew where it is used up."""
         pairs = cycle(self.pool)
-        return [
-            [tuple(islice(pairs, pairs_per_rank)) for _ in range(num_ranks)] for _ in range(self.num_steps)
-        ]
+        return [[tuple(islice(pairs, pairs_per_rank)) for _ in range(num_ranks)] for _ in range(self.num_steps)]
 
 
 def lengths_of(groups: Sequence[PreferenceGroup]) -> list[GroupLengths]:
