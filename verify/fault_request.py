@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from verify.cases import Case, under
+from verify.cases import Case, over, under
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
+from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import biting_cases
 from verify.faults.fault import Mutation
@@ -20,15 +22,15 @@ from verify.jobs import choose_num_processes, why_one_process
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config, vocabulary_size
-from verify.models.vision import image_format
-from verify.objective import SFT_NAMES, Preference
+from verify.models.vision import TINY_WITH_IMAGES, image_format
+from verify.objective import COMPARING_NAMES, SFT_NAMES, ComparingName, Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.tolerance import load_policy
 
 OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 """No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
-MODEL, MODEL_WITH_IMAGES = "tiny", "tiny-llava"
+MODEL, MODEL_WITH_IMAGES = "tiny", TINY_WITH_IMAGES
 """What faults are planted in; those of images in a model that sees them."""
 
 
@@ -47,16 +49,25 @@ class FaultOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactPiece:
+    """A mutation that is put to the exact checks in a dtype, under the objective of the first case that shows it."""
+
+    dtype: str
+    mutation: Mutation
+    objective: ComparingName
+
+
+@dataclass(frozen=True, slots=True)
 class FaultPiece:
     """A piece of one of the runs that depends on no other.
 
     Args:
         run: Number of the run.
-        piece: A piece of the gate's, or a dtype and a mutation that is put to the exact checks in it.
+        piece: A piece of the gate's, or one of the exact checks.
     """
 
     run: int
-    piece: Piece | tuple[str, Mutation]
+    piece: Piece | ExactPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,23 +77,31 @@ class PlannedRun:
     Args:
         request: The run.
         mutations: The mutations by the names of their subjects.
+        exact_under: The objective under which each is put to the exact checks, by the same names; none for those whose
+            cases the checks have not.
         kernel: The noisy kernel that all passes go through, or None for the ordinary ones.
     """
 
     request: GateRequest
     mutations: Mapping[str, Mutation]
+    exact_under: Mapping[str, ComparingName]
     kernel: NoisyKernel | None
 
     @property
-    def exact_pieces(self) -> list[tuple[str, Mutation]]:
+    def exact_pieces(self) -> list[ExactPiece]:
         """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
 
-        Nor faults of images: the cases of the checks are text alone.
+        Nor faults of images and of other frozen policies: the cases of the checks have neither. Nor those of a step
+        that trains every weight, which are about gradients and the frozen policy.
         """
         if self.kernel is not None:
             return []
-        of_text = [mutation for mutation in self.mutations.values() if not mutation.with_images]
-        return [(dtype, mutation) for dtype in self.request.dtypes for mutation in of_text]
+        return [
+            ExactPiece(dtype, mutation, objective)
+            for dtype in self.request.dtypes
+            for name, mutation in self.mutations.items()
+            if (objective := self.exact_under.get(name)) is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +136,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
     kernel has a run of its own, on the cases of its faults, in which noise is measured anew. So do faults of images, in
-    a model that sees them.
+    a model that sees them, and those of a step that trains every weight.
 
     Args:
         options: The options.
@@ -132,8 +151,8 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     dtypes, policy = _dtypes(options), load_policy(options.policy)
     runs: list[PlannedRun] = []
     left_out: list[str] = []
-    for mutations, kernel, with_images in _wanted(options.faults):
-        model, cases = grounds[with_images]
+    for mutations, kernel, ground in _wanted(options.faults):
+        model, cases = grounds[ground]
         chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
@@ -147,15 +166,25 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             model=model,
             dtypes=dtypes,
             subjects=subjects,
-            cases=tuple(case for case in cases if kernel is None or case.name in used),
+            cases=tuple(case for case in cases if case.name in used or not (kernel or ground == "every weight")),
             objective=OBJECTIVE,
             policy=policy,
             variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
             seed=options.seed,
             prepare_model=kernel.plant if kernel else None,
         )
-        by_subject = {subject.name: mutation for subject, (mutation, _) in zip(subjects, chosen, strict=True)}
-        runs.append(PlannedRun(request=request, mutations=by_subject, kernel=kernel))
+        runs.append(
+            PlannedRun(
+                request=request,
+                mutations={s.name: mutation for s, (mutation, _) in zip(subjects, chosen, strict=True)},
+                exact_under={
+                    s.name: objective
+                    for s, (_, shown_by) in zip(subjects, chosen, strict=True)
+                    if ground != "every weight" and (objective := _exact_under(shown_by[0])) is not None
+                },
+                kernel=kernel,
+            )
+        )
     if not runs:
         raise ValueError("no fault of the catalogue bites on the cases that were named: nothing would be proven")
     num_processes = choose_num_processes(
@@ -180,10 +209,20 @@ def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]
             f"faults of images are planted in {MODEL_WITH_IMAGES}, which is held against its own unpacked path in "
             "float64; the exact checks, whose cases are text alone, are not put to them"
         )
+    if any(run.request.model.train == "all" for run in runs):
+        yield "faults of full training are planted in a step that trains every weight, on cases of their own"
 
 
-_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, bool]
-"""What to plant together: in which kernel, and whether in a model that sees images."""
+_GroundName = Literal["text", "images", "every weight"]
+_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, _GroundName]
+"""What to plant together: in which kernel, and in which model."""
+
+
+def _exact_under(case: Case) -> ComparingName | None:
+    """The objective under which a mutation that a case shows is put to the exact checks."""
+    if case.has_images or case.reference is not None:
+        return None
+    return case.objective_name if case.objective_name in COMPARING_NAMES else OBJECTIVE.name
 
 
 def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
@@ -191,13 +230,21 @@ def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
     faults = [name for name in names if name not in kernels]
     selected = select_mutations(faults) if faults or not names else ()
-    if of_text := tuple(mutation for mutation in selected if not mutation.with_images):
-        yield of_text, None, False
+    if of_text := tuple(mutation for mutation in selected if _ground_of(mutation) == "text"):
+        yield of_text, None, "text"
     for name, kernel in kernels.items():
         if name in names or not names:
-            yield select_mutations(kernel.planted), kernel, False
-    if of_images := tuple(mutation for mutation in selected if mutation.with_images):
-        yield of_images, None, True
+            yield select_mutations(kernel.planted), kernel, "text"
+    others: tuple[_GroundName, ...] = ("images", "every weight")
+    for ground in others:
+        if planted_there := tuple(mutation for mutation in selected if _ground_of(mutation) == ground):
+            yield planted_there, None, ground
+
+
+def _ground_of(mutation: Mutation) -> _GroundName:
+    if "lora" not in mutation.trains:
+        return "every weight"
+    return "images" if mutation.with_images else "text"
 
 
 def _on_biting_cases(
@@ -217,12 +264,13 @@ def _on_biting_cases(
 def _shown_by(mutation: Mutation, cases: Sequence[Case], at_most: int, *, named: bool) -> tuple[Case, ...]:
     """The cases that a mutation is run on.
 
-    Cases of other preference objectives than sigmoid are for mutations about an objective, and for those that were
-    named together with such cases. Others may be harmless there: a hinge of the mean margin is the mean of the hinges.
+    Cases of other preference objectives than sigmoid, or over other frozen policies, are for mutations about those, and
+    for those that were named together with such cases. Others may be harmless there: a hinge of the mean margin is the
+    mean of the hinges.
     """
-    usual = tuple(case for case in cases if case.objective_name in ("sigmoid", *SFT_NAMES))
+    usual = tuple(case for case in cases if case.objective_name in ("sigmoid", *SFT_NAMES) and case.reference is None)
     others = (case for case in cases if case not in usual)
-    about = tuple(case for case in others if named or not mutation.bites(under(case, "sigmoid")))
+    about = tuple(case for case in others if named or not mutation.bites(over(under(case, "sigmoid"), None)))
     return biting_cases(mutation, usual, at_most) or biting_cases(mutation, about, at_most)
 
 
@@ -237,15 +285,17 @@ _Ground = tuple[ModelRequest, tuple[Case, ...]]
 """A model that faults are planted in, and the cases that are run on it."""
 
 
-def _grounds(options: FaultOptions) -> dict[bool, _Ground]:
-    """What mutations are planted in, by whether they are about images; of the cases those that were named."""
+def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
+    """What mutations are planted in; of the cases those that were named."""
     text, with_images = (
         ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3)) for name in (MODEL, MODEL_WITH_IMAGES)
     )
     images = image_format(requested_config(with_images))
     assert images is not None
     sizes = vocabulary_size(text), vocabulary_size(with_images)
-    cases = (*tiny_cases(sizes[0], options.seed), *objective_cases(sizes[0], options.seed))
+    cases = tuple(
+        case for cases_of in (tiny_cases, objective_cases, reference_cases) for case in cases_of(sizes[0], options.seed)
+    )
     of_images = image_cases(sizes[1], options.seed, images)
     names = [case.name for case in (*cases, *of_images)]
     for name in options.cases:
@@ -255,4 +305,10 @@ def _grounds(options: FaultOptions) -> dict[bool, _Ground]:
     def named(cases: tuple[Case, ...]) -> tuple[Case, ...]:
         return tuple(case for case in cases if not options.cases or case.name in options.cases)
 
-    return {False: (text, named(cases)), True: (with_images, named(of_images))}
+    every_weight = replace(text, train="all", reference="separate-model")
+    over_one = tuple(case for case in cases if case.reference is None)
+    return {
+        "text": (text, named(cases)),
+        "images": (with_images, named(of_images)),
+        "every weight": (every_weight, named(over_one)),
+    }

@@ -10,7 +10,9 @@ from verify.faults import (
     accumulation,
     activations,
     bins,
+    every_weight,
     examples,
+    frozen_policy,
     gradients,
     images,
     kept,
@@ -60,21 +62,25 @@ _AS_PLANTED: tuple[Fault, ...] = (
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
 """What every run can show, whatever its preference objective."""
-FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
-    *other_objectives.FAULTS,
-    *likelihood.FAULTS,
-    *two_pass.FAULTS,
+FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = tuple(
+    map(with_exact_claims, (*other_objectives.FAULTS, *likelihood.FAULTS, *two_pass.FAULTS))
 )
 """What only a run with cases of some other preference objective than sigmoid can show."""
+FAULTS_OF_REFERENCES: tuple[Fault, ...] = frozen_policy.FAULTS
+"""What only a run with cases over other frozen policies than the model with its adapters off can show."""
 FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
 """What only a run with a model that sees images can show."""
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
+FAULTS_OF_EVERY_WEIGHT: tuple[Fault, ...] = every_weight.FAULTS
+"""What only a run that trains every weight can show."""
 CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
     *FAULTS_OF_REWARDS,
+    *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
+    *FAULTS_OF_EVERY_WEIGHT,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,
