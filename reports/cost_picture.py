@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from reports.cost_record import CostRecord, PathName, RatioRecord, WorkloadRecord
 from reports.svg import STAND_INS, draw_svg
+from reports.words import one_line
 
 _WIDTH_INCHES = 11.0
 _PLAIN = {"ink": "#1d2430", "muted": "#5c6675", "line": "#dde2ea", "band": "#eef1f6", "pass": "#12745a",
@@ -25,6 +26,7 @@ _STYLES: dict[PathName, tuple[str, str, str]] = {
     "split": ("pass", "X", "solid"),
 }
 _HATCHES: dict[PathName, str] = {"dense": "", "sparse": "//", "split": ".."}
+_LABEL_LENGTH = 28
 _BAR = 0.8
 """Share of its place on the axis that a group of bars takes."""
 
@@ -71,8 +73,15 @@ def _draw_bars(axes: Axes, workloads: Sequence[WorkloadRecord], packed: Sequence
                 label = "FLOPs of the path" if place == lane == 0 else None
                 axes.plot([x - width * 0.46, x + width * 0.46], [ratio.flops] * 2, color=STAND_INS["fail"], label=label)
     axes.axhline(1, color=STAND_INS["ink"], linewidth=0.9)
-    axes.set_xticks(range(len(workloads)), [w.name for w in workloads], rotation=20, ha="right")
+    axes.set_xticks(range(len(workloads)), [_label(w.name) for w in workloads], rotation=20, ha="right")
     _frame(axes, "memory / best unpacked" if memory else "time / best unpacked (95 % intervals)")
+
+
+def _label(name: str) -> str:
+    """A name in glyphs that every font has, in which matplotlib finds no formula."""
+    text = one_line(name).encode("ascii", "backslashreplace").decode("ascii")
+    short = text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 3]}..."
+    return short.replace("$", r"\$")
 
 
 def _draw_interval(axes: Axes, x: float, ratio: RatioRecord) -> None:

@@ -56,7 +56,7 @@ def read_result(path: Path) -> Result:
         return read_cost(path)
     raise RecordError(
         f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
-        "packparity data or one of packparity families"
+        "packparity data, or one of packparity families or packparity cost"
     )
 
 

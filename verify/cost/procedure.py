@@ -18,10 +18,10 @@ MEMORY_MEANINGS: Mapping[MemoryMeasure, str] = {
         "before each step; what the allocator reserves is recorded beside it"
     ),
     "live-bytes": (
-        "bytes of tensors alive on the CPU, followed from the operator that makes one to its end, in a step of its own "
+        "bytes of tensors alive on the CPU, followed from the operator that makes one to its end, in a step apart "
         "that is not timed; they follow from the shapes and are the same on every run, but an accelerator's kernels "
-        "keep other things: here split attention keeps masks that CUDA's needs not, and what an operator uses inside is "
-        "not seen"
+        "keep other things: here split attention keeps masks that CUDA's needs not, and what an operator uses inside "
+        "is not seen"
     ),
     "resident": (
         "resident memory of each process, its peak reset before each step (clear_refs): it holds libraries, and what "
@@ -52,8 +52,8 @@ def procedure(memory_measure: MemoryMeasure) -> list[str]:
         "synchronised again before the clock is read (monotonic, nanoseconds)",
         _RESETS[memory_measure] + resets,
         "a step takes as long as its slowest rank; medians and quartiles over rounds",
-        f"intervals: percentile bootstrap, {RESAMPLES:,} resamples of rounds, both paths of a ratio drawn together; the "
-        "best unpacked path is chosen by the same steps",
+        f"intervals: percentile bootstrap, {RESAMPLES:,} resamples of rounds, both paths of a ratio drawn together; "
+        "the best unpacked path is chosen by the same steps",
         "memory: per step the sum over ranks of each one's peak within it, then the largest over steps",
         "slots that pass the embedding are counted in warm-up and held against each path's layout",
     ]

@@ -137,7 +137,10 @@ def split_plan(
     """
     num_trained = len(groups) - num_held_out
     if num_trained < 1:
-        raise ValueError(f"{name}: {len(groups)} pairs, of which {num_held_out} are held out: none is left to train on")
+        raise ValueError(
+            f"{name}: {len(groups)} pairs, of which {num_held_out} are to be held out: none is left to train on; "
+            "hold out fewer (--held-out), or give more pairs"
+        )
     return WorkloadPlan(
         name=name,
         seed=seed,
