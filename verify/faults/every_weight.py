@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cases import CASE_KINDS
+from verify.cases import CASE_KINDS, Case
 from verify.faults.activations import prompt_slots, shares_of_branches
-from verify.faults.conditions import BRANCH_OF_TWO
+from verify.faults.conditions import BRANCH_OF_TWO, Condition
 from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.gradients import with_gradient
 from verify.faults.rows import Rows
@@ -28,6 +28,13 @@ _HEAD = "lm_head.weight"
 _TRACE = 1e-9
 _NORMS = "norm.weight"
 _FIRST_LAYER = ".layers.0."
+
+
+def _runs_frozen_policy(case: Case) -> bool:
+    return case.reference != "cached"
+
+
+RUNS_FROZEN_POLICY = Condition("the step runs the frozen policy", _runs_frozen_policy)
 
 
 def look_up_detached(honest: Gradients, name: str, parameter: Tensor, rows: Rows) -> Tensor:
@@ -170,6 +177,7 @@ FAULTS = (
         replacement=partial(shares_tensors, ("embed_tokens", "lm_head")),
         what="The frozen policy has embedding and head of the policy, with which they move.",
         kinds=PREFERENCES,
+        bites_where=RUNS_FROZEN_POLICY,
         trains=("all",),
         signature="policy exact, all reference log-probs off",
         invisible_where="the first step of a training that starts from the frozen policy",
@@ -180,6 +188,7 @@ FAULTS = (
         replacement=partial(shares_tensors, (_FIRST_LAYER,)),
         what="A shallow copy: the first layer of the frozen policy is that of the policy.",
         kinds=PREFERENCES,
+        bites_where=RUNS_FROZEN_POLICY,
         trains=("all",),
         signature="policy exact, all reference log-probs off",
         invisible_where="the first step of a training that starts from the frozen policy",
@@ -191,6 +200,7 @@ FAULTS = (
         remembers=True,
         what="From the first optimizer step on the first layer of the frozen policy is that of the policy.",
         kinds=PREFERENCES,
+        bites_where=RUNS_FROZEN_POLICY,
         trains=("all",),
         signature="exact at the first weights; later rewards and coefficients are off. Caught by optimizer-steps only",
         invisible_where="everything, as long as no weight moves",
