@@ -134,6 +134,8 @@ def _later_than_its_version(record: Record) -> str | None:
         return "autocast"
     if version < 5 and (over := [case.name for case in record.cases if case.reference]):
         return f"case {over[0]} over a frozen policy of its own"
+    if version < 5 and any(result.slots and result.slots.pairwise_images for result in record.results):
+        return "images"
     if version < 5 and record.model_with_images is not None:
         return "a second model"
     return None

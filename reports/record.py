@@ -198,6 +198,10 @@ class SlotsRecord(_Frozen):
     forward_calls: Count
     pairwise_slots: Count
     """What one unpadded row per completion would have fed."""
+    images: Count = 0
+    """Images that passed the tower that sees them."""
+    pairwise_images: Count = 0
+    """What one row per completion would have run through it."""
 
 
 class DecisionsRecord(_Frozen):

@@ -62,7 +62,7 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
     if request.model.train == "all":
         notes.append("every weight was trained: embedding, norms, projections and head; there are no adapters")
     if request.model.reference != "adapters-off":
-        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}; failures are not diagnosed under it")
+        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}")
     if prepared.reduced:
         reduced = {
             "cases": not options.cases and options.cases_file is None and prepared.loaded is None,

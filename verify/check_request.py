@@ -310,7 +310,7 @@ def _diagnoses(
 ) -> Diagnoses:
     from verify.diagnosis.run import Diagnoses, diagnose_failures
 
-    if prepared.request.model.reference != "adapters-off" or prepared.options.train != "lora":
+    if prepared.options.train != "lora":
         return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(

@@ -315,6 +315,8 @@ def _result_record(result: Result) -> ResultRecord:
             rows=most.rows,
             forward_calls=most.forward_calls,
             pairwise_slots=result.pairwise_slots,
+            images=most.images,
+            pairwise_images=result.pairwise_images,
         )
     return ResultRecord(
         case=result.case,

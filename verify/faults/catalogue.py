@@ -74,13 +74,16 @@ FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
 FAULTS_OF_EVERY_WEIGHT: tuple[Fault, ...] = every_weight.FAULTS
 """What only a run that trains every weight can show."""
-CATALOGUE: tuple[Mutation, ...] = (
+ALL_FAULTS: tuple[Fault, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
     *FAULTS_OF_REWARDS,
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
     *FAULTS_OF_EVERY_WEIGHT,
+)
+CATALOGUE: tuple[Mutation, ...] = (
+    *ALL_FAULTS,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,
