@@ -245,7 +245,7 @@ def _run_case(
             if len(request.dtypes) > 1 and holder.expects_the_same_in_all_dtypes:
                 oracle_cache[case.name] = expected
         forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
-        noise = _noise_sample(case, forms, expected)
+        noise = noise_sample(case, forms, expected)
     except (SubjectError, StructureError) as error:
         raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
     witness = forms[WITNESS.name]
@@ -276,7 +276,17 @@ class _Expectations:
     sizes: Mapping[str, float]
 
 
-def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
+def noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
+    """Compare the forms of the unpacked path with the oracle and with each other.
+
+    Args:
+        case: The case.
+        forms: What each form gave, by its name; two at least.
+        expected: What the oracle gave.
+
+    Returns:
+        The comparisons.
+    """
     sizes = gradient_sizes(expected.gradients or {})
     return NoiseSample(
         case.name,

@@ -25,8 +25,10 @@ from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.out_folder import no_empty_folder, out_folder  # noqa: E402
 from verify.cli.report import report  # noqa: E402
+from verify.cli.sharded import sharded  # noqa: E402
 from verify.cli.simulate import simulate  # noqa: E402
 from verify.cli.supervision import names_foreign_code, supervised  # noqa: E402
+from verify.sharded.board import SaidByRank0Error  # noqa: E402
 
 app = typer.Typer(
     add_completion=False,
@@ -39,6 +41,7 @@ app.command()(calibrate)
 app.command()(data)
 app.command()(simulate)
 app.command()(families)
+app.command()(sharded)
 app.command()(report)
 
 
@@ -93,6 +96,10 @@ def _answered(run: Callable[[], int]) -> int:
             traceback.print_exc()
         _say(f"error: {error}")
         return 2
+    except SaidByRank0Error as error:
+        if debug:
+            traceback.print_exc()
+        return error.status
     except Exception as error:
         if wrong := _wrong_usage(error):
             _say(f"error: {wrong}")
