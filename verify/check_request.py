@@ -40,6 +40,7 @@ from verify.precision import PRECISIONS
 from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
 from verify.recording import RunFacts, record_run
+from verify.router_balance import experts_per_token
 from verify.subject import Subject, said_by
 from verify.subjects.oracle import unknown_to_oracle
 from verify.subjects.pairwise import VARIATIONS, default_variations
@@ -102,6 +103,7 @@ class CheckOptions:
     beta: float = 0.1
     label_smoothing: float = 0.0
     nll_weight: float | None = None
+    router_loss: float | None = None
     reference: ReferenceName = "adapters-off"
     policy: Path | None = None
     out: Path | None = None
@@ -182,7 +184,9 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         beta=options.beta,
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
+        router_loss=options.router_loss,
     )
+    _check_routers(options, config)
     images = image_format(config)
     no_oracle = unknown_to_oracle(config)
     cases, loaded = choose_cases(
@@ -236,6 +240,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
 def _refuse_what_does_not_go_together(options: CheckOptions) -> None:
     if options.shrink and options.out is None:
         raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
+    if options.shrink and options.router_loss is not None:
+        raise ValueError("--shrink with --router-loss: a reproduction has no router loss")
     if options.reference == "adapters-off":
         return
     if options.shrink:
@@ -244,6 +250,15 @@ def _refuse_what_does_not_go_together(options: CheckOptions) -> None:
         )
     if options.objective == REWARD_MODEL:
         raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
+
+
+def _check_routers(options: CheckOptions, config: Any) -> None:
+    """Refuse the loss of routers where there are none."""
+    if options.router_loss is not None and not experts_per_token(config):
+        raise ValueError(
+            f"--router-loss {options.router_loss}: a model of type {config.model_type} has no routers with a load "
+            "balancing loss; give a mixture of experts, e.g. --model tiny-qwen3-moe"
+        )
 
 
 def _check_cases_fit(cases: Sequence[Case], config: Any, images: ImageFormat | None, no_oracle: str) -> None:
@@ -318,7 +333,7 @@ def _diagnoses(
 ) -> Diagnoses:
     from verify.diagnosis.run import Diagnoses, diagnose_failures
 
-    if prepared.request.model.reference != "adapters-off":
+    if prepared.request.model.reference != "adapters-off" or prepared.options.router_loss is not None:
         return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(

@@ -23,7 +23,7 @@ from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
 from verify.models.dtypes import computing_in
 from verify.noise import NoiseSample
-from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named
+from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named, without_router_loss
 from verify.observation import Observation, PhaseSlots, observe
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
@@ -187,7 +187,7 @@ class GateWork:
                     self._checks,
                     holder,
                     dtype=dtype,
-                    objective=holder.with_reference(request.objective),
+                    objective=holder.with_reference(without_router_loss(request.objective)),
                     policy=request.policy,
                     seed=request.seed,
                 )
@@ -248,7 +248,11 @@ def _run_case(
     subjects, expectations = [], _Expectations(expected, witness, gradient_sizes(expected.gradients or {}))
     for subject in request.subjects:
         begin(subject.name)  # also where it does not take the case, so that all steps add up
-        subjects.append(_run_subject(subject, case, run, expectations, holder))
+        subjects.append(
+            _run_subject(
+                subject, case, run, expectations, holder, router_loss=request.objective.router_aux_loss_coef > 0
+            )
+        )
     return CaseRun(
         case=case,
         expected=replace(expected, gradients=None),
@@ -291,10 +295,12 @@ def _run_subject(
     run: Callable[[Subject], Observation],
     expectations: _Expectations,
     holder: ModelHolder,
+    *,
+    router_loss: bool,
 ) -> SubjectRun:
     name = subject.name
     try:
-        support = support_for(subject, case, holder.reference.name)
+        support = support_for(subject, case, holder.reference.name, router_loss=router_loss)
         if not support.supported:
             return SubjectRun(subject=name, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
         observation = _watched(subject, run, holder)

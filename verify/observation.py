@@ -16,6 +16,7 @@ from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.module_walk import named_modules, named_parameters
 from verify.objective import Objective, Preference, RewardModel, Sft
+from verify.router_balance import NO_BALANCE, RouterBalance, check_balance
 from verify.slots import SlotCount, count_slots
 from verify.subject import (
     Subject,
@@ -60,6 +61,8 @@ class Observation:
         gradients: d loss / d LoRA tensor by name (``<module>.lora_A``), and d loss / d ``score.weight`` of a reward
             model; None where they were not computed.
         gradients_absent_because: Reason where ``gradients`` is None.
+        balance: That of the routers in the policy's pass; empty where their loss is no part of the objective, or the
+            subject does not say.
         phases: Token slots of each phase; empty for the oracle.
         settings_put_back: Model settings that the subject left changed.
         elapsed_s: Wall time of all passes.
@@ -72,6 +75,7 @@ class Observation:
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
     gradients_absent_because: str = ""
+    balance: RouterBalance = NO_BALANCE
     phases: tuple[PhaseSlots, ...] = ()
     settings_put_back: tuple[str, ...] = ()
     elapsed_s: float = 0.0
@@ -95,6 +99,7 @@ class _Passes:
     rewards: Tensor
     loss: Tensor
     gradients: dict[str, Tensor] | None
+    balance: RouterBalance
     phases: tuple[PhaseSlots, ...]
     elapsed_s: float
 
@@ -145,6 +150,7 @@ def observe(
         loss=passes.loss,
         gradients=passes.gradients,
         gradients_absent_because=support.reason,
+        balance=passes.balance,
         phases=passes.phases,
         settings_put_back=tuple(restored.settings),
         elapsed_s=passes.elapsed_s,
@@ -161,6 +167,7 @@ def _run_passes(
 ) -> _Passes:
     start = time.perf_counter()
     phases: list[PhaseSlots] = []
+    balance = NO_BALANCE
     with torch.set_grad_enabled(differentiable):
         logps: _Logps | None
         if isinstance(objective, RewardModel):
@@ -170,7 +177,7 @@ def _run_passes(
             )
             gradients = lora_gradients(loss, model, done=done) if differentiable else None
         elif owns_loss(subject):
-            loss, rewards, logps, done = _own_loss(subject, model, groups, objective, differentiable, phases)
+            loss, rewards, logps, balance, done = _own_loss(subject, model, groups, objective, differentiable, phases)
             gradients = lora_gradients(loss, model, done=done) if differentiable else None
             if logps is None:
                 logps = _policy_and_reference(subject, model, groups, objective, False, phases)
@@ -178,6 +185,9 @@ def _run_passes(
             logps = _policy_and_reference(subject, model, groups, objective, differentiable, phases)
             values = apply_objective(logps.policy, logps.reference, groups, objective)
             loss, rewards = values.loss, values.rewards
+            if logps.routed is not None:
+                loss = loss + objective.router_aux_loss_coef * logps.routed.router_loss
+                balance = logps.routed.router_balance
             gradients = lora_gradients(loss, model) if differentiable else None
     elapsed_s = time.perf_counter() - start
     return _Passes(
@@ -186,6 +196,7 @@ def _run_passes(
         to_float64(rewards),
         to_float64(loss),
         gradients,
+        balance,
         tuple(phases),
         elapsed_s,
     )
@@ -195,6 +206,7 @@ def _run_passes(
 class _Logps:
     policy: tuple[Tensor, ...]
     reference: tuple[Tensor, ...]
+    routed: Any = None
 
 
 def _policy_and_reference(
@@ -210,13 +222,18 @@ def _policy_and_reference(
         if isinstance(objective, Preference):
             reference = _copied(reference_logps(subject, model, groups, objective.reference, slots))
         with torch.set_grad_enabled(differentiable):
-            policy = subject.per_token_logps(model, groups)
+            if objective.router_aux_loss_coef and not owns_loss(subject):
+                routed = subject.routed_logps(model, groups)  # type: ignore[attr-defined]
+            else:
+                routed = None
+            policy = subject.per_token_logps(model, groups) if routed is None else routed.per_token_logps
     phases.append(PhaseSlots("log-probs", slots))
     return _Logps(
         policy=check_logps(policy, groups, subject=subject.name, differentiable=differentiable),
         reference=()
         if reference is None
         else check_logps(reference, groups, subject=subject.name, differentiable=False),
+        routed=routed,
     )
 
 
@@ -231,7 +248,7 @@ def _reward_model(
 ) -> tuple[Tensor, Tensor, bool]:
     """Loss and rewards, by the subject's own loss or from its rewards, and whether backward was done."""
     if computes_loss(subject, objective.name):
-        loss, rewards, _, done = _own_loss(subject, model, groups, objective, differentiable, phases)
+        loss, rewards, _, _, done = _own_loss(subject, model, groups, objective, differentiable, phases)
         return loss, rewards, done
     with count_slots(model) as slots:
         given = subject.rewards(model, groups)  # type: ignore[attr-defined]
@@ -285,8 +302,8 @@ def _own_loss(
     objective: Objective,
     differentiable: bool,
     phases: list[PhaseSlots],
-) -> tuple[Tensor, Tensor, _Logps | None, bool]:
-    """Loss, rewards, the log-probs that came with them, and whether backward was done."""
+) -> tuple[Tensor, Tensor, _Logps | None, RouterBalance, bool]:
+    """Loss, rewards, the log-probs and the balance of routers that came with them, and whether backward was done."""
     frozen = objective.reference if isinstance(objective, Preference) else None
     other = count_slots(frozen.model) if isinstance(frozen, SeparateModel) else nullcontext()
     with count_slots(model) as slots, other as of_other:
@@ -299,16 +316,17 @@ def _own_loss(
         output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
     )
     done = backward_done(output, subject.name)
+    balance = check_balance(output, subject.name) if objective.router_aux_loss_coef else NO_BALANCE
     if isinstance(objective, RewardModel):
-        return loss, rewards, None, done
+        return loss, rewards, None, balance, done
     given = getattr(output, "per_token_logps", None), getattr(output, "ref_per_token_logps", None)
     if given[0] is None or (given[1] is None and not isinstance(objective, Sft)):
-        return loss, rewards, None, done
+        return loss, rewards, None, balance, done
     if isinstance(objective, Sft):
         logps = check_logps(given[0], groups, subject=subject.name, differentiable=False)
-        return loss, rewards, _Logps(logps, ()), done
+        return loss, rewards, _Logps(logps, ()), balance, done
     policy, reference = (check_logps(part, groups, subject=subject.name, differentiable=False) for part in given)
-    return loss, rewards, _Logps(policy, reference), done
+    return loss, rewards, _Logps(policy, reference), balance, done
 
 
 def lora_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str, Tensor]:

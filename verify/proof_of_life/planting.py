@@ -10,7 +10,7 @@ from verify.faults.catalogue import biting_cases
 from verify.gate import GateRequest
 from verify.precision import rounds_in
 from verify.proof_of_life.kinds import kinds_of
-from verify.proof_of_life.probes import PROBES, PROBES_OF_IMAGES, PROBES_OF_REWARDS, Probe
+from verify.proof_of_life.probes import PROBES, PROBES_OF_IMAGES, PROBES_OF_REWARDS, PROBES_OF_ROUTERS, Probe
 from verify.subject import Subject, layout_of, support_for
 from verify.subjects import is_built_in
 from verify.subjects.faulty import FaultySubject, shows_within
@@ -90,11 +90,15 @@ def choose_plantings(
     of_run = tuple(case for case in request.cases if case.kind in kinds)
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
-    for probe in (*PROBES, *PROBES_OF_REWARDS, *PROBES_OF_IMAGES):
+    of_routers = PROBES_OF_ROUTERS if request.objective.router_aux_loss_coef else ()
+    for probe in (*PROBES, *of_routers, *PROBES_OF_REWARDS, *PROBES_OF_IMAGES):
         cases = biting_cases(probe.mutation, of_run, at_most=1 if window is None else len(of_run))
         if not cases or num_layers < probe.min_layers:
             continue
         case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
+        if probe.fault == "routers-count-reference-pass" and request.model.reference == "cached":
+            left_out[probe.fault] = "cached log-probs come from no pass of the run"
+            continue
         if module_names is not None and not any(probe.needs in name for name in module_names):
             left_out[probe.fault] = f"the model has no module {probe.needs.strip('.')}"
             continue
