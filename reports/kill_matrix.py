@@ -78,6 +78,8 @@ class MutationRecord(_Frozen):
     """Dtypes in which a fault must be caught; in any other it may hide in rounding."""
     kernel: str = ""
     """The noisy kernel that it was run in, packed and unpacked passes alike, or ""."""
+    model: str = ""
+    """The model that it was planted in, where that is another than the record's, or ""."""
     dtype: DtypeName
     cases: list[str]
     outcome: OutcomeName
@@ -113,8 +115,9 @@ class MutationRecord(_Frozen):
 
     @property
     def label(self) -> str:
-        """Its name, with the kernel that it was run in where that is not the ordinary one."""
-        return f"{self.name} in {self.kernel}" if self.kernel else self.name
+        """Its name, with the kernel or model that it was run in where that is not the usual one."""
+        place = self.kernel or self.model
+        return f"{self.name} in {place}" if place else self.name
 
     @property
     def deciding_margin(self) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from verify.cases import Case, under
+from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import biting_cases
@@ -18,7 +20,8 @@ from verify.gate_work import Piece, pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
-from verify.models.request import ModelRequest, vocabulary_size
+from verify.models.request import ModelRequest, requested_config, vocabulary_size
+from verify.models.vision import image_format
 from verify.objective import SFT_NAMES, Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
@@ -26,6 +29,11 @@ from verify.tolerance import load_policy
 
 OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 """No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
+MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS = "tiny", "tiny-llava", "tiny-qwen3-moe"
+"""What faults are planted in; those of images in a model that sees them, those of routers in a mixture of experts."""
+COEFFICIENT_OF_ROUTERS = 0.01
+"""Small, as in training: the loss of routers is then a hundredth of the loss."""
+_CASES_OF_ROUTERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +79,14 @@ class PlannedRun:
 
     @property
     def exact_pieces(self) -> list[tuple[str, Mutation]]:
-        """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call."""
+        """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
+
+        Nor faults of images or routers: the cases of the checks are text alone, and they leave routers out.
+        """
         if self.kernel is not None:
             return []
-        return [(dtype, mutation) for dtype in self.request.dtypes for mutation in self.mutations.values()]
+        of_text = [mutation for mutation in self.mutations.values() if _ground_of(mutation) == "text"]
+        return [(dtype, mutation) for dtype in self.request.dtypes for mutation in of_text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +120,8 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     """Turn options into runs of the gate: the tiny model, with the catalogue's mutations as subjects.
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
-    kernel has a run of its own, on the cases of its faults, in which noise is measured anew.
+    kernel has a run of its own, on the cases of its faults, in which noise is measured anew. So do faults of images, in
+    a model that sees them, and those of routers, in a mixture of experts, on few cases.
 
     Args:
         options: The options.
@@ -119,12 +132,12 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     Raises:
         ValueError: An unknown fault, case or dtype, or a named fault that no case can show.
     """
-    model = ModelRequest(name="tiny", seed=options.seed, lora=LoraSpec(strength=0.3))
-    cases = _cases(options, vocabulary_size(model))
+    grounds = _grounds(options)
     dtypes, policy = _dtypes(options), load_policy(options.policy)
     runs: list[PlannedRun] = []
     left_out: list[str] = []
-    for mutations, kernel in _wanted(options.faults):
+    for mutations, kernel, ground in _wanted(options.faults):
+        model, cases, objective = grounds[ground]
         chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
@@ -139,7 +152,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             dtypes=dtypes,
             subjects=subjects,
             cases=tuple(case for case in cases if kernel is None or case.name in used),
-            objective=OBJECTIVE,
+            objective=objective,
             policy=policy,
             variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
             seed=options.seed,
@@ -149,30 +162,64 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
         runs.append(PlannedRun(request=request, mutations=by_subject, kernel=kernel))
     if not runs:
         raise ValueError("no fault of the catalogue bites on the cases that were named: nothing would be proven")
-    notes = (f"left out, since no named case can show them: {', '.join(left_out)}",) if left_out else ()
     num_processes = choose_num_processes(
         options.jobs,
         num_pieces=len(pieces_of_runs(runs)),
         num_threads=1,
         obstacle=why_one_process(
             [subject for run in runs for subject in run.request.subjects],
-            device=model.device,
+            device=runs[0].request.model.device,
             large=False,
             fresh=options.fresh,
         ),
     )
-    return PreparedFaults(runs=tuple(runs), notes=notes, num_processes=num_processes)
+    return PreparedFaults(runs=tuple(runs), notes=tuple(_notes(runs, left_out)), num_processes=num_processes)
 
 
-def _wanted(names: Sequence[str]) -> Iterator[tuple[tuple[Mutation, ...], NoisyKernel | None]]:
+def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]:
+    if left_out:
+        yield f"left out, since no named case can show them: {', '.join(left_out)}"
+    if any(run.request.model.name == MODEL_WITH_IMAGES for run in runs):
+        yield (
+            f"faults of images are planted in {MODEL_WITH_IMAGES}, which is held against its own unpacked path in "
+            "float64; the exact checks, whose cases are text alone, are not put to them"
+        )
+    if any(run.request.model.name == MODEL_WITH_ROUTERS for run in runs):
+        yield (
+            f"faults of routers are planted in {MODEL_WITH_ROUTERS}, whose loss has {COEFFICIENT_OF_ROUTERS:g} times "
+            "that of the routers in it; the exact checks, which leave it out, are not put to them"
+        )
+
+
+_GroundName = Literal["text", "images", "routers"]
+_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, _GroundName]
+"""What to plant together: in which kernel, and on which ground."""
+
+
+def _ground_of(mutation: Mutation) -> _GroundName:
+    """What a mutation is planted in."""
+    if mutation.of_routers:
+        return "routers"
+    return "images" if mutation.with_images else "text"
+
+
+def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     """What to plant under ordinary kernels, then in each noisy one; a noisy kernel can be named like a fault."""
     kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
     faults = [name for name in names if name not in kernels]
-    if faults or not names:
-        yield select_mutations(faults), None
+    selected = select_mutations(faults) if faults or not names else ()
+    on: dict[_GroundName, tuple[Mutation, ...]] = {
+        ground: tuple(mutation for mutation in selected if _ground_of(mutation) == ground)
+        for ground in get_args(_GroundName)
+    }
+    if on["text"]:
+        yield on["text"], None, "text"
     for name, kernel in kernels.items():
         if name in names or not names:
-            yield select_mutations(kernel.planted), kernel
+            yield select_mutations(kernel.planted), kernel, "text"
+    for ground in ("images", "routers"):
+        if on[ground]:
+            yield on[ground], None, ground
 
 
 def _on_biting_cases(
@@ -208,10 +255,37 @@ def _dtypes(options: FaultOptions) -> tuple[str, ...]:
     return options.dtypes or ("float64", "float32")
 
 
-def _cases(options: FaultOptions, vocab_size: int) -> tuple[Case, ...]:
-    cases = (*tiny_cases(vocab_size, options.seed), *objective_cases(vocab_size, options.seed))
-    names = [case.name for case in cases]
+_Ground = tuple[ModelRequest, tuple[Case, ...], Preference]
+"""A model that faults are planted in, the cases that are run on it, and their objective."""
+
+
+def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
+    """What mutations are planted in; of the cases those that were named."""
+    text, with_images, with_routers = (
+        ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3))
+        for name in (MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS)
+    )
+    images = image_format(requested_config(with_images))
+    assert images is not None
+    sizes = vocabulary_size(text), vocabulary_size(with_images)
+    cases = (*tiny_cases(sizes[0], options.seed), *objective_cases(sizes[0], options.seed))
+    of_images = image_cases(sizes[1], options.seed, images)
+    names = [case.name for case in (*cases, *of_images)]
     for name in options.cases:
         if name not in names:
             raise ValueError(f"unknown case {name!r}: give some of {', '.join(names)}")
-    return tuple(case for case in cases if not options.cases or case.name in options.cases)
+
+    def named(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+        return tuple(case for case in cases if not options.cases or case.name in options.cases)
+
+    small = sorted((case for case in cases if case.kind == "pairs"), key=lambda case: case.pairwise_slots)
+    of_routers = [case for case in small if len(case.groups) > 1][:_CASES_OF_ROUTERS]
+    return {
+        "text": (text, named(cases), OBJECTIVE),
+        "images": (with_images, named(of_images), OBJECTIVE),
+        "routers": (
+            with_routers,
+            named(tuple(of_routers) if not options.cases else cases),
+            replace(OBJECTIVE, router_aux_loss_coef=COEFFICIENT_OF_ROUTERS),
+        ),
+    }

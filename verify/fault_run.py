@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from reports.kill_matrix import CatchRecord, KernelRecord, KillMatrix, MutationRecord
@@ -19,6 +20,7 @@ from verify.faults.kill_matrix import Catch, Kill, kill_of, verdict_of
 from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, Progress, count_steps, judge_pieces
 from verify.gate_work import GateWork, Piece, PieceDone, WitnessError
+from verify.models.request import ModelRequest
 from verify.packed_proof import summarise
 from verify.recording import RunFacts, run_fields
 from verify.subject import SubjectError
@@ -49,11 +51,13 @@ def run_faults(
         outcomes, findings = _run_all(prepared, progress)
         environment = read_environment(prepared.runs[0].request.model.device)
     kills = [
-        (kill, run.kernel)
+        (kill, run)
         for run, outcome, found in zip(prepared.runs, outcomes, findings, strict=True)
         for kill in _kills(run, outcome, found)
     ]
-    first, seed = prepared.runs[0].request, prepared.runs[0].request.seed
+    cases = {case.name: case for run in prepared.runs for case in run.request.cases}
+    first = replace(prepared.runs[0].request, cases=tuple(cases.values()))
+    seed = first.seed
     facts = RunFacts(
         command=command,
         environment=environment,
@@ -69,9 +73,9 @@ def run_faults(
         **run_fields(first, outcomes[0].model, facts, passes_s=passes_s),
         verdict=verdict_of([kill for kill, _ in kills]).value,
         num_compared=sum(result.num_compared for outcome in outcomes for result in outcome.results),
-        mutations=[_mutation_record(kill, kernel) for kill, kernel in kills],
+        mutations=[_mutation_record(kill, run, of_record=first.model) for kill, run in kills],
         kernels=[_kernel_record(run.kernel) for run in prepared.runs if run.kernel is not None],
-        notes=[*prepared.notes, *outcomes[0].notes],
+        notes=list(dict.fromkeys((*prepared.notes, *(note for outcome in outcomes for note in outcome.notes)))),
     )
 
 
@@ -125,7 +129,7 @@ def _kernel_record(kernel: NoisyKernel) -> KernelRecord:
     )
 
 
-def _mutation_record(kill: Kill, kernel: NoisyKernel | None) -> MutationRecord:
+def _mutation_record(kill: Kill, run: PlannedRun, *, of_record: ModelRequest) -> MutationRecord:
     mutation = kill.mutation
     is_fault = isinstance(mutation, Fault)
     return MutationRecord(
@@ -139,7 +143,8 @@ def _mutation_record(kill: Kill, kernel: NoisyKernel | None) -> MutationRecord:
         invisible_where=mutation.invisible_where if isinstance(mutation, Fault) else "everywhere",
         must_kill=list(mutation.must_kill) if isinstance(mutation, Fault) else [],
         must_kill_in=cast(list[DtypeName], list(mutation.dtypes)) if isinstance(mutation, Fault) else [],
-        kernel=kernel.name if kernel else "",
+        kernel=run.kernel.name if run.kernel else "",
+        model="" if run.request.model == of_record else run.request.model.name,
         dtype=cast(DtypeName, kill.dtype),
         cases=list(kill.cases),
         outcome=kill.outcome.value,

@@ -15,7 +15,9 @@ from verify.case_files import cases_text, read_cases
 from verify.check_request import CheckOptions, prepare_check
 from verify.default_cases.images import image_cases
 from verify.expectation import Expectation
-from verify.faults.images import FAULTS
+from verify.faults.catalogue import CATALOGUE
+from verify.faults.fault import Packing
+from verify.faults.images import FAULTS, MUTANTS
 from verify.groups import PreferenceGroup
 from verify.images import Image, ImageFormat, check_format
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
@@ -24,6 +26,7 @@ from verify.objective import Preference, Sft
 from verify.observation import observe
 from verify.slots import count_slots
 from verify.subjects.faulty import FaultySubject
+from verify.subjects.honest_stages import honest_stages
 from verify.subjects.oracle import apply_objective
 from verify.subjects.packed import PackedSubject
 from verify.subjects.pairwise import WITNESS
@@ -184,6 +187,18 @@ def test_a_fault_of_images_shows_wherever_it_is_said_to_bite_and_nowhere_else(
 
 
 def test_what_rewrites_prompts_is_not_planted_on_images() -> None:
-    from verify.faults.catalogue import CATALOGUE
+    of_text = [mutation for mutation in CATALOGUE if mutation not in (*FAULTS, *MUTANTS)]
+    assert not any(mutation.bites(case) for mutation in of_text for case in CASES.values())
 
-    assert not any(mutation.bites(case) for mutation in CATALOGUE for case in CASES.values())
+
+@pytest.mark.parametrize(("mutant", "seen"), list(zip(MUTANTS, (2, 4), strict=True)), ids=[m.name for m in MUTANTS])
+def test_a_harmless_change_of_images_moves_features_and_no_value(llava: ModelUnderTest, mutant: Any, seen: int) -> None:
+    groups = CASES["group-with-two-images"].groups
+    with torch.no_grad(), images_seen(llava.model) as passed:
+        changed = FaultySubject(mutation=mutant).per_token_logps(llava.model, groups)
+        assert passed == [seen]
+        honest = FaultySubject().per_token_logps(llava.model, groups)
+    torch.testing.assert_close(changed, honest, rtol=0, atol=1e-5)
+    stages = honest_stages(Packing())
+    moved, rows = (of.layout(groups).features for of in (stages.replaced("layout", mutant.replacement), stages))
+    assert ((moved != rows) == (rows >= 0)).all()

@@ -68,21 +68,24 @@ FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
 )
 """What only a run with cases of some other preference objective than sigmoid can show."""
 FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
-"""What only a run with a model that sees images can show; not part of a run of the catalogue, whose model is tiny."""
+"""What only a run with a model that sees images can show."""
 FAULTS_OF_ROUTERS: tuple[Fault, ...] = routers.FAULTS
-"""What only a run with the loss of routers can show; not part of a run of the catalogue, whose model has none."""
+"""What only a run with the loss of routers can show."""
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
 CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
     *FAULTS_OF_REWARDS,
+    *FAULTS_OF_IMAGES,
+    *FAULTS_OF_ROUTERS,
     *EQUIVALENT_MUTANTS,
     *LAYOUT_MUTANTS,
     *kept.MUTANTS,
     *other_objectives.MUTANTS,
     *two_pass.MUTANTS,
     *reward_model.MUTANTS,
+    *images.MUTANTS,
 )
 
 
@@ -98,7 +101,7 @@ def mutation_named(name: str) -> Mutation:
     Raises:
         ValueError: Unknown; the message gives the nearest names.
     """
-    by_name = {mutation.name: mutation for mutation in (*CATALOGUE, *FAULTS_OF_IMAGES, *FAULTS_OF_ROUTERS)}
+    by_name = {mutation.name: mutation for mutation in CATALOGUE}
     if name not in by_name:
         close = get_close_matches(name, by_name, n=3, cutoff=0.4)
         nearest = f": did you mean {' or '.join(close)}?" if close else ""

@@ -1,4 +1,4 @@
-"""Faults with images in prompts; for models that see them, so not among those of the tiny model.
+"""Faults with images in prompts, and changes of them that are harmless; planted in a model that sees images.
 
 Shape letters: B rows, T slots.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verify.cases import CASE_KINDS, Case
 from verify.faults.conditions import Condition
-from verify.faults.fault import Fault
+from verify.faults.fault import EquivalentMutant, Fault
 from verify.faults.rows import Rows
 from verify.faults.stages import Layout, Mask
 from verify.groups import PreferenceGroup, TokenIds
@@ -86,6 +86,28 @@ def images_hidden_from_branches(honest: Mask, rows: Rows) -> Tensor:
     return honest(rows) & ~(in_branch[:, :, None] & (rows.features >= 0)[:, None, :])
 
 
+# Harmless changes.
+
+
+def images_reversed(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """The last image of the batch passes the tower first, and its features are taken where it stands now."""
+    rows = honest(groups)
+    last = len(rows.images) - 1
+
+    def number(feature: int) -> int:
+        image, within = divmod(feature, rows.per_image)
+        return (last - image) * rows.per_image + within
+
+    return replace(_renumbered(rows, number), images=rows.images[::-1])
+
+
+def second_copies(honest: Layout, groups: Sequence[PreferenceGroup]) -> Rows:
+    """Every image passes the tower twice, and the features of its second copy are taken."""
+    rows = honest(groups)
+    num_features = len(rows.images) * rows.per_image
+    return replace(_renumbered(rows, lambda feature: feature + num_features), images=(*rows.images, *rows.images))
+
+
 FAULTS = (
     Fault(
         name="features-of-next-image",
@@ -141,5 +163,28 @@ FAULTS = (
         bites_where=HAS_IMAGES,
         signature="all tokens of responses to images off but the first ones, which the prompt predicts",
         invisible_where="text alone; responses of one token",
+    ),
+)
+
+MUTANTS = (
+    EquivalentMutant(
+        name="images-reversed",
+        stage="layout",
+        replacement=images_reversed,
+        what="The images of a batch pass the tower in reverse order, and slots take their features from there.",
+        kinds=CASE_KINDS,
+        with_images=True,
+        bites_where=DIFFERENT_IMAGES,
+        why_equal="the tower sees each image on its own, and a slot takes the features of the same image",
+    ),
+    EquivalentMutant(
+        name="images-twice-through-the-tower",
+        stage="layout",
+        replacement=second_copies,
+        what="Every image passes the tower twice, and the features of the second time are taken.",
+        kinds=CASE_KINDS,
+        with_images=True,
+        bites_where=HAS_IMAGES,
+        why_equal="the features of an image are the same however often it is looked at",
     ),
 )

@@ -11,13 +11,15 @@ import pytest
 
 from verify.cases import Case
 from verify.checks.check import EXACT_CHECK_NAMES
+from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.fault_request import OBJECTIVE
-from verify.faults import content_conditions, layout_conditions, objective_conditions
+from verify.faults import content_conditions, images, layout_conditions, objective_conditions
 from verify.faults.catalogue import (
     CATALOGUE,
     FAULTS,
+    FAULTS_OF_IMAGES,
     FAULTS_OF_OBJECTIVES,
     FAULTS_OF_REWARDS,
     biting_cases,
@@ -29,9 +31,11 @@ from verify.faults.fault import CHECKS, Fault, Mutation
 from verify.faults.kernels import NOISY_KERNELS
 from verify.faults.stages import STAGES, STAGES_OF_REWARDS
 from verify.groups import PreferenceGroup
+from verify.images import ImageFormat
 
-CASES, OF_OBJECTIVES = tiny_cases(257, 0), objective_cases(257, 0)
-ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES, *FAULTS_OF_REWARDS)
+IMAGES = ImageFormat((3, 4, 4), token_id=257, num_tokens=2)
+CASES, OF_OBJECTIVES, OF_IMAGES = tiny_cases(257, 0), objective_cases(257, 0), image_cases(257, 0, IMAGES)
+ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES, *FAULTS_OF_REWARDS, *FAULTS_OF_IMAGES)
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}
 DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -87,7 +91,7 @@ def test_a_mutation_is_a_value_that_pickles(mutation: Mutation) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_every_mutation_bites_on_a_default_case(seed: int) -> None:
-    cases = (*tiny_cases(257, seed), *objective_cases(257, seed))
+    cases = (*tiny_cases(257, seed), *objective_cases(257, seed), *image_cases(257, seed, IMAGES))
     assert [m.name for m in CATALOGUE if not biting_cases(m, cases, 3)] == []
 
 
@@ -140,7 +144,7 @@ ALONE = Case(
 )
 
 
-ANY_KIND = tuple(module.__name__ for module in (layout_conditions, content_conditions, objective_conditions))
+ANY_KIND = tuple(module.__name__ for module in (layout_conditions, content_conditions, objective_conditions, images))
 
 
 def test_conditions_tell_cases_apart() -> None:
@@ -149,7 +153,7 @@ def test_conditions_tell_cases_apart() -> None:
     assert len(conditional) > 15
     for words, condition in conditional.items():
         any_kind = condition.holds.__module__ in ANY_KIND  # others are asked of pairs only
-        asked = [case for case in (*CASES, *OF_OBJECTIVES, ALONE) if any_kind or case.kind == "pairs"]
+        asked = [case for case in (*CASES, *OF_OBJECTIVES, *OF_IMAGES, ALONE) if any_kind or case.kind == "pairs"]
         held = [case.name for case in asked if condition.holds(case)]
         assert 0 < len(held) < len(asked), words
 

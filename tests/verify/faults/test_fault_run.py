@@ -41,11 +41,11 @@ def test_faults_that_no_named_case_can_show_are_left_out_by_name() -> None:
     assert (ordinary.kernel, ordinary.request.prepare_model) == (None, None)
     assert noisy.kernel is not None
     assert noisy.request.prepare_model is noisy.kernel.plant
-    assert prepare_faults(FaultOptions()).notes == ()
+    assert not any("left out" in note for note in prepare_faults(FaultOptions()).notes)
 
 
 def test_both_sharp_dtypes_are_the_default_and_a_repeat_runs_where_it_shows_something() -> None:
-    ordinary, noisy = prepare_faults(FaultOptions()).runs
+    ordinary, noisy, _ = prepare_faults(FaultOptions()).runs
     assert ordinary.request.dtypes == ("float64", "float32")
     assert "repeat" not in ordinary.request.variations
     assert "repeat" in noisy.request.variations
@@ -57,6 +57,38 @@ def test_a_noisy_kernel_can_be_asked_for_by_name() -> None:
     assert [m.name for m in run.mutations.values()] == list(run.kernel.planted)
     used = {name for s in run.request.subjects if isinstance(s, FaultySubject) for name in s.cases or ()}
     assert {case.name for case in run.request.cases} == used
+
+
+def test_faults_of_images_are_planted_in_a_model_that_sees_them_beside_all_others(tmp_path: Path) -> None:
+    runs = prepare_faults(FaultOptions()).runs
+    assert [run.request.model.name for run in runs] == ["tiny", "tiny", "tiny-llava"]
+    for run in runs:
+        sees = run.request.model.name == "tiny-llava"
+        assert {mutation.with_images for mutation in run.mutations.values()} == {sees}
+        assert all(case.has_images is sees for case in run.request.cases)
+        assert bool(run.exact_pieces) is (run.kernel is None and not sees)
+    names = ["label-smoothing-ignored", "images-left-out", "images-reversed"]
+    options = [part for name in names for part in ("--fault", name)]
+    cases = ["--case", "special-ids-inside", "--case", "equal-text-other-images"]
+    result = CliRunner().invoke(
+        app, ["faults", "--quiet", "--dtype", "float32", "--out", str(tmp_path), *options, *cases]
+    )
+    assert result.exit_code == 0, result.output
+    matrix = read_kill_matrix(tmp_path)
+    assert [(m.label, m.outcome) for m in matrix.mutations] == [
+        ("label-smoothing-ignored", "killed"),
+        ("images-left-out in tiny-llava", "killed"),
+        ("images-reversed in tiny-llava", "quiet"),
+    ]
+    assert matrix.model.name == "tiny"
+    assert [case.name for case in matrix.cases] == ["special-ids-inside", "equal-text-other-images"]
+
+
+def test_faults_of_images_alone_need_no_other_model() -> None:
+    (run,) = prepare_faults(FaultOptions(cases=("pair-with-image",))).runs
+    assert list(run.mutations) == [
+        f"fault:{name}" for name in ("images-left-out", "images-hidden-from-branches", "images-twice-through-the-tower")
+    ]
 
 
 def test_the_command_writes_what_it_prints_and_passes_where_the_checks_do_what_they_must(tmp_path: Path) -> None:

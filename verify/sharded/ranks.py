@@ -1,0 +1,302 @@
+"""The ranks of a distributed run: where each stands, and the group that they form."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from verify.sharded.board import ANSWER_S, Board, RankLostError, one_line
+
+if TYPE_CHECKING:  # torch takes seconds to load, and whoever only starts ranks does without
+    from torch._C._distributed_c10d import Store
+
+_NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_MESSAGE = "packparity: "
+"""How a line begins in which this program says what went wrong."""
+_LAST_WORDS_S = 2.0
+_BETWEEN_LOOKS_S = 0.02
+_EXAMPLE = "start it with torchrun, or let it start ranks of its own with --ranks 2"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where one process of a distributed run stands.
+
+    Args:
+        rank: Its number, from 0.
+        world_size: Number of ranks.
+        local_rank: Its number on its machine.
+        device: The torch device that it computes on: "cpu", or "cuda:LOCAL_RANK".
+
+    Raises:
+        ValueError: A number that is not below what it counts up to.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"WORLD_SIZE is {self.world_size}: at least one rank is needed")
+        for name, value in (("RANK", self.rank), ("LOCAL_RANK", self.local_rank)):
+            if not 0 <= value < self.world_size:
+                raise ValueError(f"{name} is {value}: expected 0 to {self.world_size - 1}, WORLD_SIZE - 1")
+
+
+def place_from_environment(device: str = "cpu", environment: Mapping[str, str] | None = None) -> RankPlace | None:
+    """The place that torchrun, or whoever started the ranks, put into the environment.
+
+    Args:
+        device: "cpu", or "cuda" for the device of the local rank.
+        environment: The variables; those of this process if None.
+
+    Returns:
+        The place, or None where there is neither RANK nor WORLD_SIZE: this process is no rank.
+
+    Raises:
+        ValueError: Some of the variables are there and some are not, or one is not a number in its range.
+    """
+    variables = os.environ if environment is None else environment
+    if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        return None
+    missing = [name for name in _NEEDED if not variables.get(name)]
+    if missing:
+        there = [name for name in _NEEDED if name not in missing]
+        raise ValueError(f"{', '.join(there)} in the environment without {', '.join(missing)}: {_EXAMPLE}")
+    numbers = {name: _number(name, variables[name]) for name in _NEEDED if name != "MASTER_ADDR"}
+    if not 0 < numbers["MASTER_PORT"] < 2**16:
+        raise ValueError(f"MASTER_PORT is {numbers['MASTER_PORT']}: expected a port from 1 to 65535")
+    local_rank = numbers["LOCAL_RANK"]
+    own_device = f"cuda:{local_rank}" if device == "cuda" else device
+    return RankPlace(numbers["RANK"], numbers["WORLD_SIZE"], local_rank, own_device)
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{name} is {value!r}: expected a number") from None
+
+
+@contextmanager
+def process_group(place: RankPlace, timeout_s: float) -> Iterator[None]:
+    """The default process group, for as long as the context is open: gloo on the CPU, NCCL beside it on CUDA.
+
+    What a rank raises inside, all ranks raise: each learns within the timeout which rank was the first to fail, or
+    which ones do not answer.
+
+    Args:
+        place: Where this process stands.
+        timeout_s: How long a collective waits for the slowest rank.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: The port is in use; or RankInputError, where another rank raised a ValueError.
+        RankLostError: The group was not formed in time, or another rank failed, was ended or hangs.
+    """
+    import torch.distributed as dist
+
+    store = _store(place, timeout_s)
+    failed = False
+    try:
+        if place.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.set_device(place.device)
+        _form(dist, place, store, timeout_s)
+        yield
+    except Exception as error:
+        failed = True
+        Board(store, place.rank, place.world_size).raise_for_all(error)
+        raise
+    finally:
+        if not failed and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _form(dist: Any, place: RankPlace, store: Store, timeout_s: float) -> None:
+    backend = "cpu:gloo,cuda:nccl" if place.device.startswith("cuda") else "gloo"
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def _store(place: RankPlace, timeout_s: float) -> Store:
+    """The store that MASTER_ADDR and MASTER_PORT name; rank 0 keeps it, or torchrun does."""
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    where = f"{os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}"
+    try:
+        store: Store
+        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timedelta(seconds=timeout_s)))
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            raise ValueError(
+                f"rank {place.rank}: the port of {where} is in use: give another MASTER_PORT "
+                "(torchrun --master-port), or torchrun --standalone, which finds one"
+            ) from error
+        raise RankLostError(f"rank {place.rank} cannot reach the store at {where}: {one_line(error)}") from error
+    except dist.DistStoreError as error:
+        raise RankLostError(
+            f"rank {place.rank} of {place.world_size}: not all ranks came to the store at {where} within "
+            f"{timeout_s:g} s: {one_line(error)}"
+        ) from error
+    return store
+
+
+def start_local_ranks(
+    arguments: Sequence[str], num_ranks: int, timeout_s: float, *, program: Sequence[str] = ("-m", "verify")
+) -> int:
+    """Start ranks of this program on this machine, and wait until all have ended.
+
+    Standard output is that of rank 0, and so is standard error but for its last word: messages of all ranks are held
+    back until it is known whose message counts. A rank that fails gives the others some time to say so; one that a
+    signal ends, or that outlives the others, ends the run.
+
+    Args:
+        arguments: Of the program, for every rank.
+        num_ranks: How many; at least one.
+        timeout_s: How long the ranks may take in all.
+        program: What Python runs in each rank.
+
+    Returns:
+        The exit status that the ranks agree on; that of the first to fail if they do not.
+
+    Raises:
+        ValueError: No rank.
+        RankLostError: A rank was ended by a signal, or did not end in time; all others are ended by then.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"{num_ranks} ranks: give at least one")
+    with _started((*program, *arguments), num_ranks) as ranks:
+        _watch(ranks, timeout_s)
+    by_signal = [rank for rank in ranks if rank.status < 0 and not rank.stopped]
+    if by_signal:
+        first = by_signal[0]
+        name = signal.Signals(-first.status).name
+        hint = "; out of memory?" if -first.status == signal.SIGKILL else ""
+        raise RankLostError(f"rank {first.number} of {num_ranks} was ended by {name} before the run was over{hint}")
+    failed = sorted((rank for rank in ranks if rank.status and not rank.stopped), key=lambda rank: rank.ended_at)
+    stopped = [f"rank {rank.number}" for rank in ranks if rank.stopped]
+    if not failed and stopped:
+        raise RankLostError(f"{', '.join(stopped)} of {num_ranks} did not end within {timeout_s:g} s and was ended")
+    speaks = failed[0] if failed else ranks[0]
+    for line in speaks.messages:
+        print(line, file=sys.stderr)  # noqa: T201
+    return speaks.status
+
+
+class _LocalRank:
+    """One process, its messages, and how it ended."""
+
+    def __init__(self, number: int, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.number, self.messages = number, list[str]()
+        self.status, self.ended_at, self.stopped = 0, 0.0, False
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)},
+            stdin=subprocess.DEVNULL,
+            stdout=None if number == 0 else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that whatever a rank starts ends with it
+        )
+        self._shows = number == 0 or "--debug" in arguments
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith(_MESSAGE):
+                self.messages.append(line.rstrip())
+            elif self._shows:
+                print(line, end="", file=sys.stderr, flush=True)  # noqa: T201
+
+    def has_ended(self) -> bool:
+        """Whether it has ended; how is noted the first time."""
+        status = self.process.poll()
+        if status is None:
+            return False
+        if not self.ended_at:
+            self.status, self.ended_at = status, time.monotonic()
+            self._reader.join(_LAST_WORDS_S)  # something that the rank left behind may hold the pipe open
+        return True
+
+    def stop(self) -> None:
+        """End it, and all that it has started."""
+        self.stopped = not self.has_ended() or self.stopped
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.has_ended()
+        assert self.process.stderr is not None
+        if not self._reader.is_alive():
+            self.process.stderr.close()
+
+
+@contextmanager
+def _started(arguments: Sequence[str], num_ranks: int) -> Iterator[list[_LocalRank]]:
+    """The ranks, started; none is left when the context closes, whatever closed it."""
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks)),
+        **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+        **os.environ,
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
+    ranks: list[_LocalRank] = []
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        for number in range(num_ranks):
+            ranks.append(_LocalRank(number, arguments, environment))
+        yield ranks
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for rank in ranks:
+            rank.stop()
+
+
+def _watch(ranks: Sequence[_LocalRank], timeout_s: float) -> None:
+    """Wait until all have ended, one was ended by a signal, or time is up."""
+    until = time.monotonic() + timeout_s
+    while sum(not rank.has_ended() for rank in ranks) and time.monotonic() < until:  # each is looked at
+        if any(rank.status < 0 for rank in ranks):
+            return
+        if any(rank.status for rank in ranks):
+            first = min(rank.ended_at for rank in ranks if rank.status)
+            until = min(until, first + ANSWER_S + _LAST_WORDS_S)
+        time.sleep(_BETWEEN_LOOKS_S)
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
