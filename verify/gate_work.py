@@ -12,23 +12,29 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import torch
+
 from verify.cases import Case
 from verify.checks.bench import Setting
 from verify.checks.check import ExactCheck, Finding
 from verify.checks.run import measure_setting, run_checks
-from verify.comparison import Comparison, StructureError, compare_observations, gradient_sizes
+from verify.comparison import Comparison, Quantity, StructureError, compare_observations, gradient_sizes
 from verify.decisions import Decisions, decide
 from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
-from verify.models.dtypes import computing_in
+from verify.models.dtypes import DTYPES, computing_in
 from verify.noise import NoiseSample
 from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named, without_router_loss
 from verify.observation import Observation, PhaseSlots, observe
+from verify.precision import rounds_in
+from verify.router_balance import experts_per_token
+from verify.router_ties import RouterTies, find_ties, untouched_max
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.tolerance import Policy
 from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict
 from verify.workers import Begin
@@ -51,6 +57,8 @@ class SubjectRun:
     gradients_absent_because: str = ""
     to_oracle: tuple[Comparison, ...] = ()
     to_witness: tuple[Comparison, ...] = ()
+    untouched_max: tuple[Mapping[Quantity, float], Mapping[Quantity, float]] = ({}, {})
+    """Largest distances to oracle and witness among log-probs that no undecided expert choice touches."""
     decisions: Decisions | None = None
     verdict: Verdict | None = None
     reason: str = ""
@@ -68,6 +76,8 @@ class CaseRun:
     adapters: tuple[str, ...]
     vacuous: tuple[str, ...]
     implausible: tuple[str, ...]
+    ties: RouterTies | None
+    """Expert choices that rounding may turn; None where the loss of routers has no part in the run."""
     num_passes: int
     """Forward passes of a step, that of a frozen policy included where it is run."""
 
@@ -241,11 +251,12 @@ def _run_case(
                 oracle_cache[case.name] = expected
         forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
         noise = _noise_sample(case, forms, expected)
+        ties = _ties(case, forms, holder, request.policy, dtype)
     except (SubjectError, StructureError) as error:
         raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
     witness = forms[WITNESS.name]
     del forms  # gradients of every form; at full size there is no room to keep them
-    subjects, expectations = [], _Expectations(expected, witness, gradient_sizes(expected.gradients or {}))
+    subjects, expectations = [], _Expectations(expected, witness, gradient_sizes(expected.gradients or {}), ties)
     for subject in request.subjects:
         begin(subject.name)  # also where it does not take the case, so that all steps add up
         subjects.append(
@@ -256,9 +267,10 @@ def _run_case(
     return CaseRun(
         case=case,
         expected=replace(expected, gradients=None),
-        witness=replace(witness, gradients=None),
+        witness=replace(witness, gradients=None, router_scores=()),
         noise=noise,
         subjects=tuple(subjects),
+        ties=ties,
         adapters=vacuous_adapters(holder.model),
         vacuous=vacuous_expectation(expected, case.groups),
         num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
@@ -273,6 +285,17 @@ class _Expectations:
     oracle: Observation
     witness: Observation
     sizes: Mapping[str, float]
+    ties: RouterTies | None
+
+
+def _ties(
+    case: Case, forms: Mapping[str, Observation], holder: ModelHolder, policy: Policy, dtype: str
+) -> RouterTies | None:
+    if not forms[WITNESS.name].router_scores:
+        return None
+    epsilon = float(torch.finfo(DTYPES[rounds_in(dtype)]).eps)
+    per_token = experts_per_token(holder.model)
+    return find_ties(list(forms.values()), case.groups, per_token, policy=policy, epsilon=epsilon)
 
 
 def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
@@ -322,7 +345,12 @@ def _run_subject(
     except StructureError as error:
         return replace(kept, verdict=Verdict.FAIL, reason=str(error))
     decisions = decide(observation.margins, witness.margins) if len(witness.margins) else None
-    return replace(kept, to_oracle=to_oracle, to_witness=to_witness, decisions=decisions)
+    untouched = (
+        ({}, {})
+        if (ties := expectations.ties) is None
+        else (untouched_max(observation, expectations.oracle, ties), untouched_max(observation, witness, ties))
+    )
+    return replace(kept, to_oracle=to_oracle, to_witness=to_witness, untouched_max=untouched, decisions=decisions)
 
 
 def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: ModelHolder) -> Observation:

@@ -18,6 +18,7 @@ from verify.observation import Observation
 from verify.preference_budget import coefficient_noise, loss_budget, margin_budgets, reward_budgets
 from verify.reward_budget import reward_coefficient_noise, reward_model_budgets
 from verify.router_budget import router_loss_budget, share_budget
+from verify.router_ties import RouterTies
 from verify.tolerance import Policy
 from verify.verdict import Verdict, fold
 
@@ -83,6 +84,7 @@ class JudgingContext:
     objective: Objective
     policy: Policy
     noise: NoiseFloor
+    ties: RouterTies | None = None
 
 
 class Judge:
@@ -101,7 +103,7 @@ class Judge:
             for quantity, values in _direct_of(expected).items()
         }
         if expected.balance:
-            shares = share_budget(kind, context.case, noise=context.noise, policy=context.policy)
+            shares = share_budget(kind, context.case, noise=context.noise, policy=context.policy, ties=context.ties)
             self._direct["router_shares"] = {"max": shares}
         source = f"from the {'log-prob' if expected.per_token_logps else 'reward'} budgets"
         self._scalars = {

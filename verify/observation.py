@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.module_walk import named_modules, named_parameters
 from verify.objective import Objective, Preference, RewardModel, Sft
-from verify.router_balance import NO_BALANCE, RouterBalance, check_balance
+from verify.router_balance import NO_BALANCE, RoutedSubject, RouterBalance, check_balance
 from verify.slots import SlotCount, count_slots
 from verify.subject import (
     Subject,
@@ -63,6 +63,8 @@ class Observation:
         gradients_absent_because: Reason where ``gradients`` is None.
         balance: That of the routers in the policy's pass; empty where their loss is no part of the objective, or the
             subject does not say.
+        router_scores: What routers made of each token before the softmax, in the pass of the policy and in that of a
+            frozen one: float64, [layers, tokens, experts]; empty but for forms of the unpacked path.
         phases: Token slots of each phase; empty for the oracle.
         settings_put_back: Model settings that the subject left changed.
         elapsed_s: Wall time of all passes.
@@ -76,6 +78,7 @@ class Observation:
     gradients: Mapping[str, Tensor] | None
     gradients_absent_because: str = ""
     balance: RouterBalance = NO_BALANCE
+    router_scores: tuple[Tensor, ...] = ()
     phases: tuple[PhaseSlots, ...] = ()
     settings_put_back: tuple[str, ...] = ()
     elapsed_s: float = 0.0
@@ -100,6 +103,7 @@ class _Passes:
     loss: Tensor
     gradients: dict[str, Tensor] | None
     balance: RouterBalance
+    router_scores: tuple[Tensor, ...]
     phases: tuple[PhaseSlots, ...]
     elapsed_s: float
 
@@ -151,6 +155,7 @@ def observe(
         gradients=passes.gradients,
         gradients_absent_because=support.reason,
         balance=passes.balance,
+        router_scores=passes.router_scores,
         phases=passes.phases,
         settings_put_back=tuple(restored.settings),
         elapsed_s=passes.elapsed_s,
@@ -185,9 +190,9 @@ def _run_passes(
             logps = _policy_and_reference(subject, model, groups, objective, differentiable, phases)
             values = apply_objective(logps.policy, logps.reference, groups, objective)
             loss, rewards = values.loss, values.rewards
-            if logps.routed is not None:
-                loss = loss + objective.router_aux_loss_coef * logps.routed.router_loss
-                balance = logps.routed.router_balance
+            if logps.router_loss is not None:
+                loss = loss + objective.router_aux_loss_coef * logps.router_loss
+                balance = logps.balance
             gradients = lora_gradients(loss, model) if differentiable else None
     elapsed_s = time.perf_counter() - start
     return _Passes(
@@ -197,6 +202,7 @@ def _run_passes(
         to_float64(loss),
         gradients,
         balance,
+        logps.router_scores,
         tuple(phases),
         elapsed_s,
     )
@@ -206,7 +212,9 @@ def _run_passes(
 class _Logps:
     policy: tuple[Tensor, ...]
     reference: tuple[Tensor, ...]
-    routed: Any = None
+    router_loss: Tensor | None = None
+    balance: RouterBalance = NO_BALANCE
+    router_scores: tuple[Tensor, ...] = ()
 
 
 def _policy_and_reference(
@@ -218,22 +226,28 @@ def _policy_and_reference(
     phases: list[PhaseSlots],
 ) -> _Logps:
     reference: object = None
+    routed = RoutedSubject(subject) if objective.router_aux_loss_coef and not owns_loss(subject) else None
+    running = subject if routed is None else routed
     with count_slots(model) as slots:
         if isinstance(objective, Preference):
-            reference = _copied(reference_logps(subject, model, groups, objective.reference, slots))
+            reference = _copied(reference_logps(running, model, groups, objective.reference, slots))
         with torch.set_grad_enabled(differentiable):
-            if objective.router_aux_loss_coef and not owns_loss(subject):
-                routed = subject.routed_logps(model, groups)  # type: ignore[attr-defined]
-            else:
-                routed = None
-            policy = subject.per_token_logps(model, groups) if routed is None else routed.per_token_logps
+            policy = running.per_token_logps(model, groups)
     phases.append(PhaseSlots("log-probs", slots))
-    return _Logps(
+    logps = _Logps(
         policy=check_logps(policy, groups, subject=subject.name, differentiable=differentiable),
         reference=()
         if reference is None
         else check_logps(reference, groups, subject=subject.name, differentiable=False),
-        routed=routed,
+    )
+    if routed is None:
+        return logps
+    *of_reference, of_policy = routed.passes
+    return replace(
+        logps,
+        router_loss=of_policy.router_loss,
+        balance=of_policy.router_balance,
+        router_scores=(of_policy.router_scores, *(each.router_scores for each in of_reference)),
     )
 
 

@@ -9,12 +9,14 @@ Shape letter: E experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from verify.groups import PreferenceGroup
 from verify.subject import SubjectError, shown
 
 
@@ -86,3 +88,20 @@ def check_balance(output: object, subject: str) -> RouterBalance:
             )
         vectors.append(vector.detach().to("cpu", torch.float64, copy=True))
     return RouterBalance(*vectors)
+
+
+class RoutedSubject:
+    """A subject without a loss of its own whose passes tell of their routers; the passes of a step, in their order.
+
+    Args:
+        subject: Has a method ``routed_logps``, as the forms of the unpacked path.
+    """
+
+    def __init__(self, subject: Any) -> None:
+        self.name, self._subject, self.passes = subject.name, subject, list[Any]()
+
+    def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> Sequence[Tensor]:
+        """As in the contract of a subject; what the routers did is kept."""
+        self.passes.append(self._subject.routed_logps(model, groups))
+        logps: Sequence[Tensor] = self.passes[-1].per_token_logps
+        return logps

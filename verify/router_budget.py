@@ -14,20 +14,24 @@ from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, NoiseFloor
 from verify.preference_budget import EPSILON
 from verify.router_balance import RouterBalance
+from verify.router_ties import RouterTies
 from verify.tolerance import Policy
 
 _ROUNDINGS = 4
 """Of a share that is counted in float32: far less than one choice, as long as there are fewer than a million."""
 
 
-def share_budget(kind: BudgetKind, case: str, *, noise: NoiseFloor, policy: Policy) -> Budget:
-    """How far the share of an expert may be off: as far as choices flip between forms of the unpacked path, or not.
+def share_budget(
+    kind: BudgetKind, case: str, *, noise: NoiseFloor, policy: Policy, ties: RouterTies | None = None
+) -> Budget:
+    """How far the share of an expert may be off: by choices that flip between forms of the unpacked path or may flip.
 
     Args:
         kind: Distance to the oracle or to the witness.
         case: Name of the case, whose own flips count and no others.
         noise: The noise floor.
         policy: For the factor.
+        ties: Choices of the case that rounding may turn.
 
     Returns:
         The budget.
@@ -35,7 +39,8 @@ def share_budget(kind: BudgetKind, case: str, *, noise: NoiseFloor, policy: Poli
     factor = (policy.oracle if kind == "oracle" else policy.differential).factor
     own = noise.by_case[case, kind, "router_shares", ""]
     flips, floor = (own.max if own.max > _ROUNDINGS * EPSILON else 0.0), _ROUNDINGS * EPSILON
-    return Budget(value=factor * flips + floor, factor=factor, floor=floor, noise=flips, source=own.source)
+    undecided = 0.0 if ties is None else ties.share_of_undecided
+    return Budget(value=factor * flips + undecided + floor, factor=factor, floor=floor, noise=flips, source=own.source)
 
 
 def router_loss_budget(
