@@ -19,9 +19,9 @@ def excuse_flips(
 ) -> tuple[Judgement, ...]:
     """Judgements in which what a flip explains is INCONCLUSIVE instead of FAIL.
 
-    A flip has to have shown: log-probs are beyond their budgets, all of them touched by an undecided choice, or shares
-    of experts moved by whole choices, not more of them than are within reach. Everything that follows is then excused.
-    A value that is not finite never is.
+    A flip has to have shown: in log-probs beyond their budgets, all of which an undecided choice touches, or in shares
+    of experts that moved, within their budget, which allows for the undecided choices and no more. Everything that
+    follows is then excused. Shares beyond their budget are a fault, and so is a value that is not finite.
 
     Args:
         judgements: Of one subject, to one expectation.
@@ -39,7 +39,7 @@ def excuse_flips(
     within_budget = all(_at_most(untouched_max.get(quantity, 0.0), largest[quantity]) for quantity in beyond)
     shares = largest.get("router_shares")
     moved = 0.0 if shares is None or shares.budget is None else (shares.measured or 0.0) - shares.budget.floor
-    if not within_budget or moved > ties.share_within_reach or not (beyond or moved > 0):
+    if not within_budget or (shares in failing) or not (beyond or moved > 0):
         return tuple(judgements)
     why = (
         f"{ties.num_undecided} of {ties.num_choices} expert choices are as near to a tie as rounding moves them, "

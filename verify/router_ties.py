@@ -35,7 +35,6 @@ class RouterTies:
         num_undecided: Those that rounding may turn.
         num_flipped: Those that it did turn between two forms of the unpacked path.
         share_of_undecided: Of the policy's choices; no share of an expert is off by more for them.
-        share_within_reach: The same with all choices that they touch.
         untouched: For each completion, which of its supervised tokens no undecided choice touches.
     """
 
@@ -43,7 +42,6 @@ class RouterTies:
     num_undecided: int
     num_flipped: int
     share_of_undecided: float
-    share_within_reach: float
     untouched: tuple[Tensor, ...]
 
 
@@ -52,14 +50,14 @@ def find_ties(
 ) -> RouterTies:
     """The ties of a case.
 
-    Two scores may be ``factor * max_sigmas`` standard deviations of their difference between forms apart, and machine
-    epsilons of their size, as in the budgets.
+    Two scores are a tie within ``max_sigmas`` standard deviations of how their difference changes between forms, and
+    machine epsilons of their size.
 
     Args:
         forms: Observations of the unpacked path with the scores of routers, the witness first; at least two.
         groups: The groups.
         per_token: Experts that a token takes.
-        policy: For the factors.
+        policy: For these numbers.
         epsilon: Of the dtype.
 
     Returns:
@@ -69,15 +67,14 @@ def find_ties(
         _undecided(torch.stack(scores), per_token, policy, epsilon)
         for scores in zip(*(form.router_scores for form in forms), strict=True)
     ]
-    reaches = [_touched(undecided, groups) for undecided, _ in passes]
-    of_policy, size = passes[0][0], passes[0][0].numel()
-    untouched = [~touched.any(0) for touched, _ in map(_joined, zip(*reaches, strict=True))]
+    of_policy = passes[0][0]
+    by_pass = [_touched(undecided, groups) for undecided, _ in passes]
+    untouched = [~torch.stack(of_sequence).any(0) for of_sequence in zip(*by_pass, strict=True)]
     return RouterTies(
         num_choices=sum(undecided.numel() for undecided, _ in passes),
         num_undecided=sum(int(undecided.sum()) for undecided, _ in passes),
         num_flipped=sum(int(flipped.sum()) for _, flipped in passes),
-        share_of_undecided=int(of_policy.sum()) / size,
-        share_within_reach=sum(int(within.sum()) for _, within in reaches[0]) / size,
+        share_of_undecided=float(of_policy.double().mean()),
         untouched=_of_supervised(untouched, groups),
     )
 
@@ -143,31 +140,15 @@ def _undecided(scores_FLNE: Tensor, per_token: int, policy: Policy, epsilon: flo
     of_two = scores_FLNE.gather(-1, ranked.expand(len(scores_FLNE), *ranked.shape))
     gaps_FLN = of_two[..., 0] - of_two[..., 1]  # noqa: N806
     noise_L = (gaps_FLN[1:] - gaps_FLN[0]).abs().median(-1).values.amax(0)  # noqa: N806
-    sigmas = policy.differential.factor * policy.small_sample.max_sigmas * _SIGMAS_OF_MEDIAN
+    sigmas = policy.small_sample.max_sigmas * _SIGMAS_OF_MEDIAN
     within_LN = sigmas * noise_L[:, None] + policy.floor.epsilons * epsilon * of_two[0].abs().amax(-1)  # noqa: N806
     return (gaps_FLN[0] <= within_LN) | flipped_LN, flipped_LN
 
 
-_Reach = tuple[Tensor, Tensor]
-"""Which tokens of a sequence a choice at or before them touches, and which choices; bool, [L, T] each."""
-
-
-def _touched(undecided_LN: Tensor, groups: Sequence[PreferenceGroup]) -> list[_Reach]:  # noqa: N803
-    """What is within reach of undecided choices, sequence by sequence."""
+def _touched(undecided_LN: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:  # noqa: N803
+    """Which tokens of each sequence have an undecided choice at or before them, in any layer; bool, [T] each."""
     lengths = [len(group.prompt_ids) + len(ids) for group in groups for ids in group.completions]
-    found = []
-    for undecided_LT in torch.split(undecided_LN, lengths, dim=1):  # noqa: N806
-        before_LT = undecided_LT.int().cummax(1).values  # noqa: N806
-        of_layers_LT = before_LT.cummax(0).values.bool()  # noqa: N806
-        earlier = torch.cat((torch.zeros_like(of_layers_LT[:1]), of_layers_LT[:-1]))
-        found.append((before_LT.bool(), undecided_LT | earlier))
-    return found
-
-
-def _joined(reaches: Sequence[_Reach]) -> _Reach:
-    """The reach in either pass."""
-    touched, within = (torch.stack(list(each)).any(0) for each in zip(*reaches, strict=True))
-    return touched, within
+    return [of_sequence.int().cummax(0).values.bool() for of_sequence in torch.split(undecided_LN.any(0), lengths)]
 
 
 def _of_supervised(untouched: Sequence[Tensor], groups: Sequence[PreferenceGroup]) -> tuple[Tensor, ...]:
