@@ -41,12 +41,13 @@ def excuse_flips(
     moved = 0.0 if shares is None or shares.budget is None else (shares.measured or 0.0) - shares.budget.floor
     if not within_budget or (shares in failing) or not (beyond or moved > 0):
         return tuple(judgements)
+    quantities = ", ".join(dict.fromkeys(judgement.quantity for judgement in failing))
     why = (
-        f"{ties.num_undecided} of {ties.num_choices} expert choices are as near to a tie as rounding moves them, "
-        "and values jump where one flips"
+        f"{ties.num_undecided} of {ties.num_choices} expert choices are as near to a tie as rounding moves them, and "
+        f"values jump where one flips; beyond their budgets, and explained by that: {quantities}"
     )
     return tuple(
-        replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=f"{why}: {judgement.reason}")
+        replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=why)
         if judgement in failing and judgement.measured is not None and math.isfinite(judgement.measured)
         else judgement
         for judgement in judgements
