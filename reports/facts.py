@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from reports.record import CaseRecord, DataRecord, GroupRecord, Record
+from reports.record import CaseRecord, DataRecord, GroupRecord, ModelRecord, Record
 from reports.words import NONE, count, depth, plural, seconds, setting, size
 
 
 def model_facts(record: Record) -> dict[str, str]:
     """The model, its adapters, and the objective."""
-    model = record.model
+    model, other = record.model, record.model_with_images
     return {
         "model": model.name,
         "depth": depth(model),
@@ -19,9 +19,14 @@ def model_facts(record: Record) -> dict[str, str]:
         "weights SHA-256": model.weights_sha256 or NONE,
         "config": setting(model.config),
         "LoRA": setting(model.lora),
-        "expected by": "the oracle" if model.expected_by == "oracle" else "the unpacked path in float64: no oracle",
+        "expected by": _expected_by(model),
         "objective": setting(record.objective),
+        **({} if other is None else {"of images": f"{other.name}, {other.weights}; expected by {_expected_by(other)}"}),
     }
+
+
+def _expected_by(model: ModelRecord) -> str:
+    return "the oracle" if model.expected_by == "oracle" else "the unpacked path in float64: no oracle"
 
 
 def environment_facts(record: Record) -> dict[str, str]:
@@ -69,6 +74,11 @@ def subject_facts(record: Record) -> dict[str, str]:
     """What each subject claims to be."""
     loss = {True: "computes its own loss", False: "the runner applies the objective to its log-probs"}
     return {subject.name: f"{subject.layout}; {loss[subject.owns_loss]}" for subject in record.subjects}
+
+
+def objective_of(case: CaseRecord) -> str:
+    """The objective of a case, and its frozen policy where it has one of its own."""
+    return f"{case.objective} over {case.reference}" if case.reference else case.objective
 
 
 def group_lengths(case: CaseRecord) -> list[str]:

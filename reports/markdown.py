@@ -14,6 +14,7 @@ from reports.facts import (
     environment_facts,
     group_lengths,
     model_facts,
+    objective_of,
     subject_facts,
     timing_facts,
 )
@@ -217,7 +218,8 @@ def _budgets(record: Record) -> Iterable[str]:
 def _cases(record: Record) -> Iterable[str]:
     yield "## Cases"
     rows = [
-        [escape(case.name), case.objective, "<br>".join(group_lengths(case)), escape(case.why)] for case in record.cases
+        [escape(case.name), objective_of(case), "<br>".join(group_lengths(case)), escape(case.why)]
+        for case in record.cases
     ]
     yield _table(["case", "objective", "prompt → positives / negatives, in tokens (supervised)", "why"], rows)
 

@@ -234,12 +234,14 @@ def without_logps(record: Record) -> list[str]:
 
 
 def without_oracle(record: Record) -> list[str]:
-    """That nothing independent of the model's own code was there to compare with, where it was not."""
-    if record.model.expected_by == "oracle":
-        return []
-    model_type = record.model.config.get("model_type", "of this type")
+    """That nothing independent of a model's own code was there to compare with, where it was not."""
     alone = "judged against the unpacked path alone, in float64 in place of the oracle"
-    return [f"no oracle knows a model {model_type}: {alone}"]
+    models = {"": record.model, ", which cases with images were run on": record.model_with_images}
+    return [
+        f"no oracle knows a model {model.config.get('model_type', 'of this type')}{what}: {alone}"
+        for what, model in models.items()
+        if model is not None and model.expected_by != "oracle"
+    ]
 
 
 def _headroom(record: Record) -> str:

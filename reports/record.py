@@ -21,7 +21,7 @@ SCHEMA_VERSION: Literal[5] = 5
 READABLE_VERSIONS = (1, 2, 3, 4, 5)
 """Version 1 had no exact checks, planted faults, blind spots and diagnoses, version 2 only pairs, version 3 no
 decisions and no other preference objective than "sigmoid", version 4 no model that the oracle does not know, no
-reward model and no autocast; all can be read."""
+reward model, no autocast, no case over a frozen policy of its own and no second model; all can be read."""
 
 VerdictName = Literal["PASS", "FAIL", "ERROR", "INCONCLUSIVE", "NOT_APPLICABLE"]
 DtypeName = Literal["float64", "float32", "bfloat16", "autocast-bfloat16"]
@@ -32,6 +32,7 @@ PreferenceName = Literal[
 ]  # fmt: skip
 ComparingName = PreferenceName | Literal["reward-model"]
 ObjectiveName = ComparingName | Literal["sft-token-mean", "sft-example-mean"]
+ReferenceName = Literal["adapters-off", "frozen-adapter", "separate-model", "cached"]
 CaseKind = Literal["pairs", "groups", "examples"]
 QuantityName = Literal[
     "per_token_logps", "ref_per_token_logps", "router_probs", "router_shares", "rewards", "margins", "loss", "gradients"
@@ -116,6 +117,8 @@ class CaseRecord(_Frozen):
     """What this case is there to show."""
     groups: list[GroupRecord]
     objective: ObjectiveName = "sigmoid"
+    reference: ReferenceName | Literal[""] = ""
+    """The frozen policy that it was over; "" for that of the objective of the run, or for none."""
 
     @model_validator(mode="after")
     def _objective_has_what_it_compares(self) -> Self:
@@ -123,6 +126,8 @@ class CaseRecord(_Frozen):
         if not self.groups or any(bool(group.negatives) != compares for group in self.groups):
             needed = "a negative in each group" if compares else "no negative"
             raise ValueError(f"case {self.name}: the objective {self.objective} needs groups, with {needed}")
+        if self.reference and self.objective not in get_args(PreferenceName):
+            raise ValueError(f"case {self.name}: reference {self.reference}, but {self.objective} has no frozen policy")
         return self
 
 
@@ -409,6 +414,8 @@ class Record(_Frozen):
     num_compared: Count
     environment: Environment
     model: ModelRecord
+    model_with_images: ModelRecord | None = None
+    """What cases with images were run on, where the model sees none."""
     objective: Settings
     seeds: dict[str, int]
     policy: Settings

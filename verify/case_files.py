@@ -10,6 +10,7 @@
 
 A case of supervised fine-tuning has ``"objective": "sft-token-mean"`` (or ``"sft-example-mean"``), groups without
 negatives, and where some tokens of a response are not supervised ``completion_masks``, one list for each response.
+A preference may name its frozen policy, ``"reference": "cached"``; else it has that of the run.
 Images of a prompt are ``"images": [{"shape": [3, 384, 384], "pixels": "...", "token_id": 151646}]``: the float32 pixel
 values of ``shape`` in base64, and the token that stands in the prompt for each of their features.
 """
@@ -25,6 +26,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter
 
 from verify.cases import Case
+from verify.frozen_policy import ReferenceName
 from verify.groups import PreferenceGroup
 from verify.images import Image
 from verify.objective import ObjectiveName
@@ -67,6 +69,7 @@ class _Case(_Part):
     name: Annotated[str, Field(min_length=1)]
     why: str = ""
     objective: ObjectiveName = "sigmoid"
+    reference: ReferenceName | None = None
     groups: Annotated[tuple[_Group, ...], _NotEmpty]
 
 
@@ -77,8 +80,8 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     """Read cases from a JSON file.
 
     Args:
-        path: A JSON list of cases: ``name``, ``why`` and ``objective`` (optional), and ``groups`` of ``prompt_ids``,
-            ``positives``, ``negatives``, ``completion_masks`` and ``images`` (optional).
+        path: A JSON list of cases: ``name``, ``why``, ``objective`` and ``reference`` (optional), and ``groups`` of
+            ``prompt_ids``, ``positives``, ``negatives``, ``completion_masks`` and ``images`` (optional).
 
     Returns:
         The cases, in the order of the file.
@@ -101,6 +104,7 @@ def _case(case: _Case, path: Path) -> Case:
             why=case.why or f"a case of {path.name}",
             groups=_groups(case),
             objective_name=case.objective,
+            reference=case.reference,
         )
     except ValueError as error:
         problem = str(error).removeprefix(f"case {case.name}").lstrip(":, ")  # a case names itself, a group does not
@@ -114,6 +118,7 @@ def cases_text(cases: Sequence[Case]) -> str:
             name=case.name,
             why=case.why,
             objective=case.objective_name,
+            reference=case.reference,
             groups=tuple(
                 _Group(
                     prompt_ids=group.prompt_ids,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.groups import PreferenceGroup
 from verify.objective import OBJECTIVE_NAMES, PREFERENCE_NAMES, ComparingName, ObjectiveName, compares
 
@@ -21,16 +22,18 @@ class Case:
         why: What this case can show that others cannot.
         groups: The preference groups; a packed subject may put all of them into one row.
         objective_name: The objective whose loss and gradients are compared.
+        reference: The frozen policy of a preference objective; None for that of the run.
 
     Raises:
         ValueError: No group, an unknown objective, or a rejected response missing where the objective
-            compares, or given where it does not.
+            compares, or given where it does not; an unknown frozen policy, or one of an objective without any.
     """
 
     name: str
     why: str
     groups: tuple[PreferenceGroup, ...]
     objective_name: ObjectiveName = "sigmoid"
+    reference: ReferenceName | None = None
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -38,6 +41,14 @@ class Case:
         if self.objective_name not in OBJECTIVE_NAMES:
             raise ValueError(
                 f"case {self.name}: unknown objective {self.objective_name!r}; give one of {', '.join(OBJECTIVE_NAMES)}"
+            )
+        if self.reference not in (None, *REFERENCE_NAMES):
+            raise ValueError(
+                f"case {self.name}: unknown reference {self.reference!r}; give one of {', '.join(REFERENCE_NAMES)}"
+            )
+        if self.reference is not None and self.objective_name not in PREFERENCE_NAMES:
+            raise ValueError(
+                f"case {self.name}: reference {self.reference}: {self.objective_name} has no frozen policy"
             )
         for index, group in enumerate(self.groups):
             if compares(self.objective_name) and not group.negatives:
@@ -97,3 +108,8 @@ class Case:
 def under(case: Case, objective_name: ComparingName) -> Case:
     """A case with another objective that compares responses; a case of examples as it is."""
     return replace(case, objective_name=objective_name) if compares(case.objective_name) else case
+
+
+def over(case: Case, reference: ReferenceName | None) -> Case:
+    """A case over another frozen policy, or over that of the run; one of an objective without any as it is."""
+    return replace(case, reference=reference) if case.objective_name in PREFERENCE_NAMES else case

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from reports.record import DataRecord
 from verify.case_files import read_cases
-from verify.cases import Case, under
+from verify.cases import Case, over, under
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import real_cases, synthetic_cases
+from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.images import ImageFormat
 from verify.objective import REWARD_MODEL, ComparingName
@@ -39,7 +40,8 @@ def choose_cases(
         reduced: Whether a few cases stand for all of our own.
         objective: The objective of the run. Where it is not "sigmoid", every case of pairs and groups is under it.
         reward_models: Whether cases of reward models are among our own that run unless some are named.
-        images: What the model takes as an image; None where it sees none.
+        images: What the model takes as an image, or another one that cases with images are run on; None where nothing
+            sees any.
 
     Returns:
         The cases, and the real pairs where there are some.
@@ -60,7 +62,11 @@ def choose_cases(
         else:
             cases, default = _own_cases(options, vocab_size, reduced, objective, reward_models, images)
     chosen = _named(options.cases, cases) if options.cases else default
-    return tuple(chosen if objective == "sigmoid" else [under(case, objective) for case in chosen]), loaded
+    if objective != "sigmoid":
+        chosen = tuple(under(case, objective) for case in chosen)
+    if options.reference != "adapters-off":
+        chosen = tuple(over(case, case.reference or options.reference) for case in chosen)
+    return tuple(chosen), loaded
 
 
 def _refuse_options_of_data(options: CheckOptions) -> None:
@@ -85,8 +91,11 @@ def _own_cases(
     named = (*named, *(image_cases(vocab_size, options.seed, images) if images else ()))
     others = objective_cases(vocab_size, options.seed) if objective == "sigmoid" else ()
     of_run = [case for case in others if reward_models or case.objective_name != REWARD_MODEL]
+    over_others = () if objective == REWARD_MODEL else reference_cases(vocab_size, options.seed)
+    if options.reference == "adapters-off":
+        of_run += over_others
     default = few if reduced else (*named, *of_run) if options.full else named
-    return (*named, *few, *others), default
+    return (*named, *few, *others, *over_others), default
 
 
 def _named(names: Sequence[str], cases: Sequence[Case]) -> tuple[Case, ...]:

@@ -53,6 +53,11 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
             notes.append(
                 "the case objective-reward-model was left out: reward models are judged where there is an oracle"
             )
+    if request.model_with_images is not None:
+        notes.append(
+            f"cases with images were run on {request.model_with_images.name}, whose noise was measured apart, and held "
+            "against its own unpacked path in float64"
+        )
     if not options.variations and not has_rotary_positions(requested_config(request.model)):
         notes.append("positions are not rotary: the variation junk-in-front would change values, and was left out")
     if request.model.reference != "adapters-off":

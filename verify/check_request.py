@@ -24,7 +24,7 @@ from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
 from verify.groups import check_token_ids
-from verify.images import ImageFormat, check_format
+from verify.images import check_format
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
@@ -34,7 +34,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
-from verify.models.vision import image_format
+from verify.models.vision import TINY_WITH_IMAGES, image_format
 from verify.objective import REWARD_MODEL, run_objective
 from verify.precision import PRECISIONS
 from verify.proof_of_life.findings import prove, without_planted
@@ -187,17 +187,19 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         router_loss=options.router_loss,
     )
     _check_routers(options, config)
-    images = image_format(config)
-    no_oracle = unknown_to_oracle(config)
+    images, no_oracle = image_format(config), unknown_to_oracle(config)
+    with_images = None if images is not None else _model_with_images(options, model)
+    config_with_images = config if with_images is None else requested_config(with_images)
     cases, loaded = choose_cases(
         options,
         vocab_size=vocab_size,
         reduced=reduced,
         objective=objective.name,
         reward_models=not no_oracle,
-        images=images,
+        images=image_format(config_with_images),
     )
-    _check_cases_fit(cases, config, images, no_oracle)
+    _check_cases_fit([case for case in cases if not case.has_images], config, no_oracle)
+    _check_cases_fit([case for case in cases if case.has_images], config_with_images, no_oracle)
     request = GateRequest(
         model=model,
         dtypes=_dtypes(options),
@@ -207,6 +209,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         policy=load_policy(options.policy),
         variations=_variations(options, reduced, config),
         seed=options.seed,
+        model_with_images=with_images if any(case.has_images for case in cases) else None,
     )
     check_memory(model, request.dtypes)
     num_layers = options.layers or int(config.get_text_config().num_hidden_layers)
@@ -242,13 +245,7 @@ def _refuse_what_does_not_go_together(options: CheckOptions) -> None:
         raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
     if options.shrink and options.router_loss is not None:
         raise ValueError("--shrink with --router-loss: a reproduction has no router loss")
-    if options.reference == "adapters-off":
-        return
-    if options.shrink:
-        raise ValueError(
-            f"--shrink with --reference {options.reference}: a reproduction has its adapters off as reference"
-        )
-    if options.objective == REWARD_MODEL:
+    if options.reference != "adapters-off" and options.objective == REWARD_MODEL:
         raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
 
 
@@ -261,8 +258,16 @@ def _check_routers(options: CheckOptions, config: Any) -> None:
         )
 
 
-def _check_cases_fit(cases: Sequence[Case], config: Any, images: ImageFormat | None, no_oracle: str) -> None:
+def _model_with_images(options: CheckOptions, model: ModelRequest) -> ModelRequest | None:
+    """What cases with images are run on where the tiny model is judged on all of our own cases."""
+    if not options.full or options.model.lower() != _TINY or options.objective == REWARD_MODEL:
+        return None
+    return None if options.cases_file or options.data else replace(model, name=TINY_WITH_IMAGES)
+
+
+def _check_cases_fit(cases: Sequence[Case], config: Any, no_oracle: str) -> None:
     """Refuse cases that the model cannot run: tokens, images, and reward models without an oracle."""
+    images = image_format(config)
     if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
         raise ValueError(
             f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"

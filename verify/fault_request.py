@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from verify.cases import Case, under
+from verify.cases import Case, over, under
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
+from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import biting_cases
 from verify.faults.fault import Mutation
@@ -21,15 +22,15 @@ from verify.jobs import choose_num_processes, why_one_process
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config, vocabulary_size
-from verify.models.vision import image_format
-from verify.objective import SFT_NAMES, Preference
+from verify.models.vision import TINY_WITH_IMAGES, image_format
+from verify.objective import COMPARING_NAMES, SFT_NAMES, ComparingName, Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.tolerance import load_policy
 
 OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 """No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
-MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS = "tiny", "tiny-llava", "tiny-qwen3-moe"
+MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS = "tiny", TINY_WITH_IMAGES, "tiny-qwen3-moe"
 """What faults are planted in; those of images in a model that sees them, those of routers in a mixture of experts."""
 COEFFICIENT_OF_ROUTERS = 0.01
 """Small, as in training: the loss of routers is then a hundredth of the loss."""
@@ -51,16 +52,25 @@ class FaultOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactPiece:
+    """A mutation that is put to the exact checks in a dtype, under the objective of the first case that shows it."""
+
+    dtype: str
+    mutation: Mutation
+    objective: ComparingName
+
+
+@dataclass(frozen=True, slots=True)
 class FaultPiece:
     """A piece of one of the runs that depends on no other.
 
     Args:
         run: Number of the run.
-        piece: A piece of the gate's, or a dtype and a mutation that is put to the exact checks in it.
+        piece: A piece of the gate's, or one of the exact checks.
     """
 
     run: int
-    piece: Piece | tuple[str, Mutation]
+    piece: Piece | ExactPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +80,30 @@ class PlannedRun:
     Args:
         request: The run.
         mutations: The mutations by the names of their subjects.
+        exact_under: The objective under which each is put to the exact checks, by the same names; none for those whose
+            cases the checks have not.
         kernel: The noisy kernel that all passes go through, or None for the ordinary ones.
     """
 
     request: GateRequest
     mutations: Mapping[str, Mutation]
+    exact_under: Mapping[str, ComparingName]
     kernel: NoisyKernel | None
 
     @property
-    def exact_pieces(self) -> list[tuple[str, Mutation]]:
+    def exact_pieces(self) -> list[ExactPiece]:
         """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
 
-        Nor faults of images or routers: the cases of the checks are text alone, and they leave routers out.
+        Nor faults of images, routers and other frozen policies: the cases of the checks have none of these.
         """
         if self.kernel is not None:
             return []
-        of_text = [mutation for mutation in self.mutations.values() if _ground_of(mutation) == "text"]
-        return [(dtype, mutation) for dtype in self.request.dtypes for mutation in of_text]
+        return [
+            ExactPiece(dtype, mutation, objective)
+            for dtype in self.request.dtypes
+            for name, mutation in self.mutations.items()
+            if (objective := self.exact_under.get(name)) is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +154,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     runs: list[PlannedRun] = []
     left_out: list[str] = []
     for mutations, kernel, ground in _wanted(options.faults):
-        model, cases, objective = grounds[ground]
+        model, cases, of_run = grounds[ground]
         chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
@@ -152,14 +169,24 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             dtypes=dtypes,
             subjects=subjects,
             cases=tuple(case for case in cases if kernel is None or case.name in used),
-            objective=objective,
+            objective=of_run,
             policy=policy,
             variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
             seed=options.seed,
             prepare_model=kernel.plant if kernel else None,
         )
-        by_subject = {subject.name: mutation for subject, (mutation, _) in zip(subjects, chosen, strict=True)}
-        runs.append(PlannedRun(request=request, mutations=by_subject, kernel=kernel))
+        runs.append(
+            PlannedRun(
+                request=request,
+                mutations={s.name: mutation for s, (mutation, _) in zip(subjects, chosen, strict=True)},
+                exact_under={
+                    s.name: objective
+                    for s, (_, shown_by) in zip(subjects, chosen, strict=True)
+                    if ground != "routers" and (objective := _exact_under(shown_by[0])) is not None
+                },
+                kernel=kernel,
+            )
+        )
     if not runs:
         raise ValueError("no fault of the catalogue bites on the cases that were named: nothing would be proven")
     num_processes = choose_num_processes(
@@ -203,6 +230,13 @@ def _ground_of(mutation: Mutation) -> _GroundName:
     return "images" if mutation.with_images else "text"
 
 
+def _exact_under(case: Case) -> ComparingName | None:
+    """The objective under which a mutation that a case shows is put to the exact checks."""
+    if case.has_images or case.reference is not None:
+        return None
+    return case.objective_name if case.objective_name in COMPARING_NAMES else OBJECTIVE.name
+
+
 def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     """What to plant under ordinary kernels, then in each noisy one; a noisy kernel can be named like a fault."""
     kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
@@ -239,12 +273,13 @@ def _on_biting_cases(
 def _shown_by(mutation: Mutation, cases: Sequence[Case], at_most: int, *, named: bool) -> tuple[Case, ...]:
     """The cases that a mutation is run on.
 
-    Cases of other preference objectives than sigmoid are for mutations about an objective, and for those that were
-    named together with such cases. Others may be harmless there: a hinge of the mean margin is the mean of the hinges.
+    Cases of other preference objectives than sigmoid, or over other frozen policies, are for mutations about those, and
+    for those that were named together with such cases. Others may be harmless there: a hinge of the mean margin is the
+    mean of the hinges.
     """
-    usual = tuple(case for case in cases if case.objective_name in ("sigmoid", *SFT_NAMES))
+    usual = tuple(case for case in cases if case.objective_name in ("sigmoid", *SFT_NAMES) and case.reference is None)
     others = (case for case in cases if case not in usual)
-    about = tuple(case for case in others if named or not mutation.bites(under(case, "sigmoid")))
+    about = tuple(case for case in others if named or not mutation.bites(over(under(case, "sigmoid"), None)))
     return biting_cases(mutation, usual, at_most) or biting_cases(mutation, about, at_most)
 
 
@@ -268,7 +303,9 @@ def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
     images = image_format(requested_config(with_images))
     assert images is not None
     sizes = vocabulary_size(text), vocabulary_size(with_images)
-    cases = (*tiny_cases(sizes[0], options.seed), *objective_cases(sizes[0], options.seed))
+    cases = tuple(
+        case for cases_of in (tiny_cases, objective_cases, reference_cases) for case in cases_of(sizes[0], options.seed)
+    )
     of_images = image_cases(sizes[1], options.seed, images)
     names = [case.name for case in (*cases, *of_images)]
     for name in options.cases:
@@ -278,8 +315,8 @@ def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
     def named(cases: tuple[Case, ...]) -> tuple[Case, ...]:
         return tuple(case for case in cases if not options.cases or case.name in options.cases)
 
-    small = sorted((case for case in cases if case.kind == "pairs"), key=lambda case: case.pairwise_slots)
-    of_routers = [case for case in small if len(case.groups) > 1][:_CASES_OF_ROUTERS]
+    plain = [case for case in tiny_cases(sizes[0], options.seed) if case.kind == "pairs" and len(case.groups) > 1]
+    of_routers = sorted(plain, key=lambda case: case.pairwise_slots)[:_CASES_OF_ROUTERS]
     return {
         "text": (text, named(cases), OBJECTIVE),
         "images": (with_images, named(of_images), OBJECTIVE),

@@ -94,7 +94,7 @@ class _FaultWork:
             where = f"{kernel.name}: " if kernel else ""
             return self.gates[number](piece, lambda text: begin(where + text))
         try:
-            return self._exact[number](*piece, begin)
+            return self._exact[number](piece.dtype, piece.mutation, begin, piece.objective)
         except (SubjectError, StructureError) as error:
             raise WitnessError(f"exact checks: the unpacked path cannot be compared: {error}") from error
 

@@ -7,7 +7,7 @@ each. Observations are dropped as soon as they are compared: what stays is diffe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -47,6 +47,7 @@ class GateRequest:
         seed: Seed of torch's generator during passes.
         prepare_model: Called with each model that is built, before anything runs on it. What it changes is there for
             unpacked and packed passes alike; the weights must stay.
+        model_with_images: What cases with images are run on, where the model sees none; None if it does.
 
     Raises:
         ValueError: Something is empty or named twice.
@@ -61,6 +62,7 @@ class GateRequest:
     variations: tuple[str, ...] = default_variations("cpu")
     seed: int = 0
     prepare_model: Callable[[Any], None] | None = None
+    model_with_images: ModelRequest | None = None
 
     def __post_init__(self) -> None:
         for what, names in (
@@ -77,6 +79,11 @@ class GateRequest:
         unknown = sorted(set(self.variations) - VARIATIONS.keys())
         if unknown:
             raise ValueError(f"unknown variations {', '.join(unknown)}: give some of {', '.join(VARIATIONS)}")
+
+    def model_of(self, case: Case) -> ModelRequest:
+        """The model that a case is run on, with its frozen policy."""
+        model = self.model_with_images if case.has_images and self.model_with_images is not None else self.model
+        return model if case.reference in (None, model.reference) else replace(model, reference=case.reference)
 
     @property
     def num_steps(self) -> int:
@@ -122,6 +129,7 @@ class GateOutcome:
         model_passes_s: Wall time of forward and backward passes.
         notes: What a reader must know beside the verdict.
         findings: Of the exact checks, in the order dtype, subject, check.
+        model_with_images: The model that cases with images were run on, where that is another.
     """
 
     results: tuple[Result, ...]
@@ -129,6 +137,7 @@ class GateOutcome:
     model_passes_s: float
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+    model_with_images: ModelUnderTest | None = None
 
 
 def run_gate(
@@ -183,14 +192,11 @@ def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork
     notes: dict[str, None] = {}
     for dtype in request.dtypes:
         runs = [piece.case_run for piece in done if piece.dtype == dtype and piece.case_run is not None]
-        proves_nothing = {run.case.name for run in runs if run.vacuous or run.implausible}
-        # Where an expert choice flips values jump: that is no noise of other cases.
-        jumps = {run.case.name for run in runs if run.ties is not None and run.ties.num_flipped}
-        noise = measure_noise([run.noise for run in runs], not_pooled=proves_nothing | jumps)
-        for run in runs:
-            results += _judge_case(run, dtype, request, noise)
+        floors = _noise_floors(runs, request)
         if note := ties_note(dtype, [run.ties for run in runs if run.ties is not None]):
             notes[note] = None
+        for run in runs:
+            results += _judge_case(run, dtype, request, floors[request.model_of(run.case).name])
             for subject in run.subjects:
                 if subject.settings_put_back:
                     left = ", ".join(subject.settings_put_back)
@@ -198,10 +204,32 @@ def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork
     return GateOutcome(
         results=tuple(results),
         model=work.holder_of(request.dtypes[-1], is_reward_model=isinstance(request.objective, RewardModel)).under_test,
+        model_with_images=_model_with_images(request, work),
         model_passes_s=sum(piece.passes_s for piece in done),
         notes=tuple(notes),
         findings=tuple(finding for piece in done for finding in piece.findings),
     )
+
+
+def _model_with_images(request: GateRequest, work: GateWork) -> ModelUnderTest | None:
+    if request.model_with_images is None or not any(case.has_images for case in request.cases):
+        return None
+    return work.holder_of(request.dtypes[-1], request.model_with_images).under_test
+
+
+def _noise_floors(runs: Sequence[CaseRun], request: GateRequest) -> dict[str, NoiseFloor]:
+    """The noise over all cases of one dtype, by the name of the model that they were run on."""
+    of_model: dict[str, list[CaseRun]] = {}
+    for run in runs:
+        of_model.setdefault(request.model_of(run.case).name, []).append(run)
+    return {
+        name: measure_noise(
+            [run.noise for run in own],
+            # Where an expert choice flips values jump: that is no noise of other cases.
+            not_pooled={run.case.name for run in own if run.vacuous or run.implausible or run.num_flipped},
+        )
+        for name, own in of_model.items()
+    }
 
 
 def _judge_case(run: CaseRun, dtype: str, request: GateRequest, noise: NoiseFloor) -> Iterator[Result]:

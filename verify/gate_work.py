@@ -24,6 +24,7 @@ from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
 from verify.models.dtypes import DTYPES, computing_in
+from verify.models.request import ModelRequest
 from verify.noise import NoiseSample
 from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named, without_router_loss
 from verify.observation import Observation, PhaseSlots, observe
@@ -81,6 +82,11 @@ class CaseRun:
     num_passes: int
     """Forward passes of a step, that of a frozen policy included where it is run."""
 
+    @property
+    def num_flipped(self) -> int:
+        """Expert choices that rounding turned between forms of the unpacked path."""
+        return 0 if self.ties is None else self.ties.num_flipped
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
@@ -125,8 +131,8 @@ class GateWork:
         self._request, self._checks = request, checks
         self._oracle_cache: dict[str, Observation] = {}
         self._dtype = ""
-        # By whether they are of the reward model.
-        self._holders: dict[bool, ModelHolder] = {}
+        # By what was asked for, and whether they are of a reward model.
+        self._holders: dict[tuple[ModelRequest, bool], ModelHolder] = {}
         self._settings: dict[bool, Setting] = {}
 
     def __call__(self, piece: Piece, begin: Begin) -> PieceDone:
@@ -148,7 +154,8 @@ class GateWork:
             self._holders, self._settings = {}, {}
         steps = _Steps(begin)
         if piece.case is not None:
-            holder = self.holder_of(piece.dtype, is_reward_model=piece.case.objective_name == REWARD_MODEL)
+            model, is_reward_model = self._request.model_of(piece.case), piece.case.objective_name == REWARD_MODEL
+            holder = self.holder_of(piece.dtype, model, is_reward_model=is_reward_model)
             check_token_ids(piece.case.groups, holder.model.get_input_embeddings().num_embeddings)
             run = _run_case(piece.case, piece.dtype, holder, self._request, self._oracle_cache, steps)
             return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, case_run=run)
@@ -156,16 +163,19 @@ class GateWork:
         findings = self._exact_checks(piece.subject, piece.dtype, steps)
         return PieceDone(dtype=piece.dtype, passes_s=steps.model_passes_s, findings=findings)
 
-    def holder_of(self, dtype: str, *, is_reward_model: bool = False) -> ModelHolder:
-        """The causal LM or the reward model of a dtype; those of another dtype are let go first."""
+    def holder_of(self, dtype: str, model: ModelRequest | None = None, *, is_reward_model: bool = False) -> ModelHolder:
+        """The causal LM or the reward model of a dtype, that of the run if none is named.
+
+        Those of another dtype are let go first.
+        """
         if dtype != self._dtype:
             self._holders, self._settings, self._dtype = {}, {}, dtype
-        if is_reward_model not in self._holders:
-            request = self._request
-            self._holders[is_reward_model] = ModelHolder(
-                request.model, dtype, request.prepare_model, is_reward_model=is_reward_model
+        key = model or self._request.model, is_reward_model
+        if key not in self._holders:
+            self._holders[key] = ModelHolder(
+                key[0], dtype, self._request.prepare_model, is_reward_model=is_reward_model
             )
-        return self._holders[is_reward_model]
+        return self._holders[key]
 
     def _exact_checks(self, subject: Subject, dtype: str, steps: _Steps) -> tuple[Finding, ...]:
         steps.begin(f"{dtype} exact checks: {subject.name}")

@@ -112,6 +112,11 @@ def record_run(
     )
     return Record(
         **run_fields(request, outcome.model, facts, passes_s=outcome.model_passes_s),
+        model_with_images=(
+            None
+            if request.model_with_images is None or outcome.model_with_images is None
+            else model_record(request.model_with_images, outcome.model_with_images)
+        ),
         verdict=verdict.value,
         reasons=[
             *_run_reasons(summaries),
@@ -271,6 +276,7 @@ def _case_record(case: Case) -> CaseRecord:
         name=case.name,
         why=case.why,
         objective=case.objective_name,
+        reference=case.reference or "",
         groups=[
             GroupRecord(
                 source=group.source,

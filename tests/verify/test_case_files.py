@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from verify.case_files import cases_text, read_cases
 from verify.cases import Case
+from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
 from verify.strict_json import JsonFileError
@@ -45,7 +46,7 @@ def test_why_may_be_left_out_and_names_the_file_then(write: Write) -> None:
 
 
 def test_the_embedded_cases_survive_writing_and_reading(write: Write) -> None:
-    cases = tiny_cases(257, 3)
+    cases = (*tiny_cases(257, 3), *reference_cases(257, 3))
     assert read_cases(write(cases_text(cases))) == cases
 
 

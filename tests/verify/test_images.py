@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from verify.case_files import cases_text, read_cases
+from verify.cases import Case
 from verify.check_request import CheckOptions, prepare_check
 from verify.default_cases.images import image_cases
 from verify.expectation import Expectation
-from verify.faults.catalogue import CATALOGUE
+from verify.faults.catalogue import CATALOGUE, FAULTS_OF_REFERENCES
 from verify.faults.fault import Packing
 from verify.faults.images import FAULTS, MUTANTS
+from verify.frozen_policy import REFERENCE_NAMES
+from verify.gate import GateOutcome
 from verify.groups import PreferenceGroup
 from verify.images import Image, ImageFormat, check_format
 from verify.models.request import ModelRequest, ModelUnderTest, build_model
@@ -30,6 +33,8 @@ from verify.subjects.honest_stages import honest_stages
 from verify.subjects.oracle import apply_objective
 from verify.subjects.packed import PackedSubject
 from verify.subjects.pairwise import WITNESS
+from verify.subjects.selection import BUILT_IN
+from verify.verdict import Verdict
 
 FORMAT = ImageFormat((3, 12, 12), token_id=257, num_tokens=9)
 CASES = {case.name: case for case in image_cases(257, 0, FORMAT)}
@@ -202,3 +207,30 @@ def test_a_harmless_change_of_images_moves_features_and_no_value(llava: ModelUnd
     stages = honest_stages(Packing())
     moved, rows = (of.layout(groups).features for of in (stages.replaced("layout", mutant.replacement), stages))
     assert ((moved != rows) == (rows >= 0)).all()
+
+
+def test_a_run_of_a_model_without_images_runs_them_on_another_and_measures_its_noise_apart(
+    gate: Callable[..., GateOutcome], short_case: Case
+) -> None:
+    alone = gate([BUILT_IN["split"]], [short_case])
+    cases = [short_case, CASES["equal-text-other-images"]]
+    both = gate([BUILT_IN["split"]], cases, model_with_images=ModelRequest(name="tiny-llava"))
+    assert [result.verdict for result in both.results] == [Verdict.PASS, Verdict.PASS]
+    assert both.results[0].judgements == alone.results[0].judgements
+    assert both.model_with_images is not None
+    assert both.model_with_images.model.config.model_type == "llava"
+    assert alone.model_with_images is None
+
+
+def test_all_of_the_tiny_model_are_images_on_another_and_every_frozen_policy() -> None:
+    full, quick = (prepare_check(CheckOptions(full=full, jobs=1)) for full in (True, False))
+    assert full.request.model_with_images is not None
+    assert full.request.model_with_images.name == "tiny-llava"
+    assert {case.name for case in full.request.cases if case.has_images} == set(CASES)
+    assert {case.reference for case in full.request.cases} == {None, *REFERENCE_NAMES[1:]}
+    planted = {planting.probe.fault for planting in full.plantings.chosen}
+    assert planted >= {fault.name for fault in (*FAULTS, *FAULTS_OF_REFERENCES)}
+    assert quick.request.model_with_images is None
+    assert not any(case.has_images or case.reference for case in quick.request.cases)
+    for options in ({"objective": "reward-model"}, {"model": "tiny-qwen2"}, {"cases": ("balanced",)}):
+        assert prepare_check(CheckOptions(full=True, jobs=1, **options)).request.model_with_images is None

@@ -16,6 +16,7 @@ from verify.data.rows import check_file
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import synthetic_cases
+from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.images import ImageFormat
@@ -74,7 +75,8 @@ def check_variations(names: Sequence[str]) -> None:
 def check_case_names(names: Sequence[str]) -> None:
     """Refuse an unknown case of ours."""
     with_images = image_cases(2**8, 0, ImageFormat((1, 1, 1), token_id=2**8, num_tokens=1))
-    others = [case for cases_of in (tiny_cases, synthetic_cases, objective_cases) for case in cases_of(2**8, 0)]
+    makers = (tiny_cases, synthetic_cases, objective_cases, reference_cases)
+    others = [case for cases_of in makers for case in cases_of(2**8, 0)]
     _check_names("case", names, [case.name for case in (*others, *with_images)])
 
 

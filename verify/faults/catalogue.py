@@ -11,6 +11,7 @@ from verify.faults import (
     activations,
     bins,
     examples,
+    frozen_policy,
     gradients,
     images,
     kept,
@@ -61,12 +62,12 @@ _AS_PLANTED: tuple[Fault, ...] = (
 )
 FAULTS: tuple[Fault, ...] = tuple(map(with_exact_claims, _AS_PLANTED))
 """What every run can show, whatever its preference objective."""
-FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = (
-    *other_objectives.FAULTS,
-    *likelihood.FAULTS,
-    *two_pass.FAULTS,
+FAULTS_OF_OBJECTIVES: tuple[Fault, ...] = tuple(
+    map(with_exact_claims, (*other_objectives.FAULTS, *likelihood.FAULTS, *two_pass.FAULTS))
 )
 """What only a run with cases of some other preference objective than sigmoid can show."""
+FAULTS_OF_REFERENCES: tuple[Fault, ...] = frozen_policy.FAULTS
+"""What only a run with cases over other frozen policies than the model with its adapters off can show."""
 FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
 """What only a run with a model that sees images can show."""
 FAULTS_OF_ROUTERS: tuple[Fault, ...] = routers.FAULTS
@@ -77,6 +78,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     *FAULTS,
     *FAULTS_OF_OBJECTIVES,
     *FAULTS_OF_REWARDS,
+    *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
     *FAULTS_OF_ROUTERS,
     *EQUIVALENT_MUTANTS,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from verify.checks.bench import Setting
 from verify.checks.cases import CaseName
 from verify.checks.catalogue import EXACT_CHECKS, MANY_PASSES
-from verify.checks.check import ExactCheck, Finding
+from verify.checks.check import ExactCheck, ExactCheckName, Finding
 from verify.checks.run import measure_setting, run_checks
 from verify.faults.fault import Fault, Mutation
 from verify.faults.stages import StageName
 from verify.gate import GateRequest
 from verify.model_holder import ModelHolder
-from verify.objective import RewardModel
+from verify.objective import REWARD_MODEL, ComparingName, RunObjective, Sft, objective_named
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
 
@@ -55,6 +55,10 @@ CASES_BY_STAGE: Mapping[StageName, tuple[CaseName, ...]] = {
 """Behind the log-probs a fault leaves rows and log-probs those of the honest step, and before them the loss a mean."""
 
 
+_OF_LOSSES: tuple[ExactCheckName, ...] = ("normalisation", "own-objective")
+"""Checks of what another preference objective changes: log-probs and rows are those under the objective of the run."""
+
+
 def exact_findings(
     request: GateRequest, mutations: Mapping[str, Mutation], begin: Callable[[str], None]
 ) -> tuple[Finding, ...]:
@@ -82,7 +86,7 @@ def exact_findings(
 
 
 class ExactFaultWork:
-    """Puts one mutation after another to the exact checks; keeps model and passes of the dtype that it is at.
+    """Puts one mutation after another to the exact checks; keeps models and passes of the dtype that it is at.
 
     Args:
         request: The run; its model, objective, policy and seed are taken.
@@ -90,15 +94,25 @@ class ExactFaultWork:
 
     def __init__(self, request: GateRequest) -> None:
         self._request = request
-        self._at: _AtDtype | None = None
+        self._dtype = ""
+        self._models: dict[bool, _Model] = {}
+        self._settings: dict[ComparingName, Setting] = {}
 
-    def __call__(self, dtype: str, mutation: Mutation, begin: Callable[[str], None]) -> tuple[Finding, ...]:
+    def __call__(
+        self,
+        dtype: str,
+        mutation: Mutation,
+        begin: Callable[[str], None],
+        objective: ComparingName | None = None,
+    ) -> tuple[Finding, ...]:
         """Put a mutation to the checks.
 
         Args:
             dtype: Name of the dtype.
             mutation: The mutation.
             begin: Called before it, with what is being done.
+            objective: What cases with rejected responses are under; the objective of the run if None, and a reward
+                model for what is planted in its step.
 
         Returns:
             Findings in the order check, case.
@@ -107,20 +121,48 @@ class ExactFaultWork:
             SubjectError: The unpacked path cannot be run.
             StructureError: It cannot be compared.
         """
-        if self._at is None or (self._at.setting.dtype, self._at.holder.is_reward_model) != (
-            dtype,
-            mutation.of_rewards,
-        ):
-            self._at = None  # frees the model before
-            self._at = _AtDtype.measure(self._request, dtype, is_reward_model=mutation.of_rewards)
-        at, cases = self._at, frozenset(CASES_BY_STAGE[mutation.stage])
-        subject = FaultySubject(mutation=mutation, cases=cases, forwards=at.forwards)
+        if mutation.of_rewards:
+            objective = REWARD_MODEL
+        name = objective or self._request.objective.name
+        if dtype != self._dtype:
+            self._dtype, self._models, self._settings = dtype, {}, {}  # frees those before
+        if mutation.of_rewards not in self._models:
+            self._models[mutation.of_rewards] = _Model.built(self._request, dtype, is_reward_model=mutation.of_rewards)
+        model, checks = self._models[mutation.of_rewards], self._checks(mutation, name)
+        if name not in self._settings:
+            self._settings[name] = self._measured(model, checks, name)
+        cases = frozenset(CASES_BY_STAGE[mutation.stage])
+        subject = FaultySubject(mutation=mutation, cases=cases, forwards=model.forwards)
         begin(f"{dtype} exact checks: {subject.name}")
-        return run_checks(subject, checks_for(mutation), at.setting, at.holder)
+        return run_checks(subject, checks, self._settings[name], model.holder)
+
+    def _checks(self, mutation: Mutation, objective: ComparingName) -> tuple[ExactCheck, ...]:
+        if objective in (REWARD_MODEL, self._request.objective.name):
+            return checks_for(mutation)
+        return tuple(check for check in EXACT_CHECKS if check.name in _OF_LOSSES)
+
+    def _measured(self, model: _Model, checks: tuple[ExactCheck, ...], name: ComparingName) -> Setting:
+        request = self._request
+        of_run = name in (REWARD_MODEL, request.objective.name)
+        return measure_setting(
+            EXACT_CHECKS if of_run else checks,
+            model.holder,
+            dtype=self._dtype,
+            objective=_comparing(name, request.objective),
+            policy=request.policy,
+            seed=request.seed,
+        )
+
+
+def _comparing(name: ComparingName, run: RunObjective) -> RunObjective:
+    """The objective of a name, with the parameters of that of the run."""
+    objective = objective_named(name, run)
+    assert not isinstance(objective, Sft)
+    return objective
 
 
 def checks_for(mutation: Mutation) -> tuple[ExactCheck, ...]:
-    """The checks that a mutation is put to.
+    """The checks that a mutation is put to under the objective of the run.
 
     Args:
         mutation: A fault or an equivalent mutant.
@@ -134,20 +176,11 @@ def checks_for(mutation: Mutation) -> tuple[ExactCheck, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _AtDtype:
+class _Model:
     holder: ModelHolder
     forwards: ForwardCache
-    setting: Setting
 
     @staticmethod
-    def measure(request: GateRequest, dtype: str, *, is_reward_model: bool) -> _AtDtype:
+    def built(request: GateRequest, dtype: str, *, is_reward_model: bool) -> _Model:
         holder = ModelHolder(request.model, dtype, is_reward_model=is_reward_model)
-        setting = measure_setting(
-            EXACT_CHECKS,
-            holder,
-            dtype=dtype,
-            objective=RewardModel() if is_reward_model else request.objective,
-            policy=request.policy,
-            seed=request.seed,
-        )
-        return _AtDtype(holder, ForwardCache(holder.model), setting)
+        return _Model(holder, ForwardCache(holder.model))

@@ -89,6 +89,7 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "boundaries-subtracted-twice", "mean-of-means", "sum-over-groups", "groups-weighted-by-tokens",
         "last-group-counted-twice", "masked-group-in-denominator", "example-mean-for-token-mean",
         "token-mean-for-example-mean", "mean-of-row-means", "all-tokens-in-the-denominator", "last-bin-dropped",
+        "divided-by-padded-length", "likelihood-by-token", "coefficients-of-the-sequence-before",
     ),
     "own-objective": (
         "first-token-not-counted", "end-token-not-counted", "prompt-counted", "prompt-counted-for-chosen",
@@ -109,7 +110,10 @@ EXACT_CLAIMS: Mapping[ExactCheckName, tuple[str, ...]] = {
         "third-positive-and-later-dropped", "fifth-negative-and-later-dropped", "equal-responses-weigh-once",
         "groups-alike-read-by-sides", "groups-of-one-prompt-merged", "fourth-span-and-later-dropped",
         "mask-of-first-holder", "labels-kept-by-text", "equal-examples-counted-once",
-        "fifth-loss-and-later-left-out",
+        "fifth-loss-and-later-left-out", "scores-summed-for-averaged", "ipo-towards-one-over-beta",
+        "ipo-towards-half-of-beta", "divided-by-padded-length", "robust-not-divided", "hinge-without-beta",
+        "mpo-over-negatives", "softmax-summed-over-positives", "margin-of-each-pair", "all-pairs-of-the-batch",
+        "likelihood-summed", "likelihood-of-rejected-too", "likelihood-by-token", "likelihood-forgotten",
     ),
     "optimizer-steps": (
         "adapters-merged-once", "logits-kept-by-text", "keys-and-values-of-prompts-kept",

@@ -21,6 +21,8 @@ from verify.images import ImageFormat
 
 VISION_FAMILIES = ("llava",)
 """Model types that see images, of those that can be asked for tiny."""
+TINY_WITH_IMAGES = "tiny-llava"
+"""Name of the tiny model of them."""
 VISION_TOWER = "vision_tower"
 """What the module is called that sees images."""
 

@@ -10,7 +10,14 @@ from verify.faults.catalogue import biting_cases
 from verify.gate import GateRequest
 from verify.precision import rounds_in
 from verify.proof_of_life.kinds import kinds_of
-from verify.proof_of_life.probes import PROBES, PROBES_OF_IMAGES, PROBES_OF_REWARDS, PROBES_OF_ROUTERS, Probe
+from verify.proof_of_life.probes import (
+    PROBES,
+    PROBES_OF_IMAGES,
+    PROBES_OF_REFERENCES,
+    PROBES_OF_REWARDS,
+    PROBES_OF_ROUTERS,
+    Probe,
+)
 from verify.subject import Subject, layout_of, support_for
 from verify.subjects import is_built_in
 from verify.subjects.faulty import FaultySubject, shows_within
@@ -90,9 +97,12 @@ def choose_plantings(
     of_run = tuple(case for case in request.cases if case.kind in kinds)
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
+    usual = tuple(case for case in of_run if case.reference is None)
     of_routers = PROBES_OF_ROUTERS if request.objective.router_aux_loss_coef else ()
-    for probe in (*PROBES, *of_routers, *PROBES_OF_REWARDS, *PROBES_OF_IMAGES):
-        cases = biting_cases(probe.mutation, of_run, at_most=1 if window is None else len(of_run))
+    for probe in (*PROBES, *of_routers, *PROBES_OF_REWARDS, *PROBES_OF_REFERENCES, *PROBES_OF_IMAGES):
+        at_most = 1 if window is None else len(of_run)
+        # What any frozen policy shows is planted over that of the other cases.
+        cases = biting_cases(probe.mutation, usual, at_most) or biting_cases(probe.mutation, of_run, at_most)
         if not cases or num_layers < probe.min_layers:
             continue
         case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)

@@ -92,6 +92,12 @@ PROBES_OF_ROUTERS: tuple[Probe, ...] = (
     Probe("routers-without-gradient", seen_in="gradients", may_hide="beyond tiny"),
 )
 """Those of a step with the loss of routers, planted where that is part of the objective of the run."""
+PROBES_OF_REFERENCES: tuple[Probe, ...] = (
+    Probe("frozen-adapter-ignored"),
+    Probe("separate-model-ignored"),
+    Probe("cached-by-response"),
+)
+"""Those of cases over other frozen policies."""
 PROBES_OF_IMAGES: tuple[Probe, ...] = (
     Probe("features-of-next-image"),
     Probe("image-found-by-text"),

@@ -13,14 +13,16 @@ from verify.cases import Case
 from verify.checks.check import EXACT_CHECK_NAMES
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
+from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.fault_request import OBJECTIVE
-from verify.faults import content_conditions, images, layout_conditions, objective_conditions
+from verify.faults import content_conditions, frozen_policy, images, layout_conditions, objective_conditions
 from verify.faults.catalogue import (
     CATALOGUE,
     FAULTS,
     FAULTS_OF_IMAGES,
     FAULTS_OF_OBJECTIVES,
+    FAULTS_OF_REFERENCES,
     FAULTS_OF_REWARDS,
     FAULTS_OF_ROUTERS,
     biting_cases,
@@ -36,7 +38,15 @@ from verify.images import ImageFormat
 
 IMAGES = ImageFormat((3, 4, 4), token_id=257, num_tokens=2)
 CASES, OF_OBJECTIVES, OF_IMAGES = tiny_cases(257, 0), objective_cases(257, 0), image_cases(257, 0, IMAGES)
-ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES, *FAULTS_OF_REWARDS, *FAULTS_OF_IMAGES, *FAULTS_OF_ROUTERS)
+OVER_OTHERS = reference_cases(257, 0)
+ALL_FAULTS = (
+    *FAULTS,
+    *FAULTS_OF_OBJECTIVES,
+    *FAULTS_OF_REWARDS,
+    *FAULTS_OF_REFERENCES,
+    *FAULTS_OF_IMAGES,
+    *FAULTS_OF_ROUTERS,
+)
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}
 DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -71,12 +81,12 @@ def test_every_fault_says_what_it_is_and_what_must_catch_it() -> None:
 
 
 def test_every_exact_check_is_named_for_a_fault_and_every_fault_it_is_named_for_is_there() -> None:
-    by_name = {fault.name: fault for fault in FAULTS}
+    by_name = {fault.name: fault for fault in ALL_FAULTS}
     for check, names in EXACT_CLAIMS.items():
         assert len(set(names)) == len(names), check
         assert all(check in by_name[name].must_kill for name in names), check
     assert set(EXACT_CHECK_NAMES) <= {check for fault in FAULTS for check in fault.must_kill}
-    assert all(len(set(fault.must_kill)) == len(fault.must_kill) for fault in FAULTS)
+    assert all(len(set(fault.must_kill)) == len(fault.must_kill) for fault in ALL_FAULTS)
 
 
 def test_no_two_mutations_replace_a_stage_by_the_same_thing() -> None:
@@ -92,7 +102,8 @@ def test_a_mutation_is_a_value_that_pickles(mutation: Mutation) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_every_mutation_bites_on_a_default_case(seed: int) -> None:
-    cases = (*tiny_cases(257, seed), *objective_cases(257, seed), *image_cases(257, seed, IMAGES))
+    cases = (*tiny_cases(257, seed), *objective_cases(257, seed), *reference_cases(257, seed))
+    cases = (*cases, *image_cases(257, seed, IMAGES))
     assert [m.name for m in CATALOGUE if not biting_cases(m, cases, 3)] == []
 
 
@@ -145,7 +156,9 @@ ALONE = Case(
 )
 
 
-ANY_KIND = tuple(module.__name__ for module in (layout_conditions, content_conditions, objective_conditions, images))
+ANY_KIND = tuple(
+    module.__name__ for module in (layout_conditions, content_conditions, objective_conditions, frozen_policy, images)
+)
 
 
 def test_conditions_tell_cases_apart() -> None:
@@ -154,7 +167,11 @@ def test_conditions_tell_cases_apart() -> None:
     assert len(conditional) > 15
     for words, condition in conditional.items():
         any_kind = condition.holds.__module__ in ANY_KIND  # others are asked of pairs only
-        asked = [case for case in (*CASES, *OF_OBJECTIVES, *OF_IMAGES, ALONE) if any_kind or case.kind == "pairs"]
+        asked = [
+            case
+            for case in (*CASES, *OF_OBJECTIVES, *OVER_OTHERS, *OF_IMAGES, ALONE)
+            if any_kind or case.kind == "pairs"
+        ]
         held = [case.name for case in asked if condition.holds(case)]
         assert 0 < len(held) < len(asked), words
 

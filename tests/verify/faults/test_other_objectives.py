@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +15,10 @@ from verify.diagnosis.diagnose import Diagnostician
 from verify.diagnosis.measurement import leave_one_out
 from verify.diagnosis.study import Workbench
 from verify.fault_request import OBJECTIVE as SETTINGS
-from verify.fault_request import FaultOptions, prepare_faults
+from verify.fault_request import ExactPiece, FaultOptions, prepare_faults
 from verify.faults import other_objectives, two_pass
 from verify.faults.catalogue import FAULTS_OF_OBJECTIVES, mutation_named
+from verify.faults.exact_checks import ExactFaultWork
 from verify.faults.fault import Fault, Packing
 from verify.faults.kill_matrix import Kill, Outcome, kill_of
 from verify.faults.stages import Batch, Terms
@@ -29,6 +30,7 @@ from verify.objective import Preference, PreferenceName, objective_named
 from verify.packed_proof import summarise
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.honest_stages import honest_stages
+from verify.threads import torch_threads
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
@@ -235,6 +237,41 @@ def test_a_harmless_change_is_one_in_value_and_gradient(mutant: Any, objective: 
     torch.testing.assert_close(terms(mutant.name, objective).losses, terms(None, objective).losses)
     torch.testing.assert_close(terms(mutant.name, objective).rewards, terms(None, objective).rewards)
     torch.testing.assert_close(gradient(mutant.name, objective), gradient(None, objective))
+
+
+# Exact checks under their objectives.
+
+
+@pytest.fixture(scope="module")
+def exact_work() -> tuple[Sequence[ExactPiece], ExactFaultWork]:
+    names = ("robust-not-divided", "coefficients-of-the-sequence-before", "coefficients-replayed")
+    (run,) = prepare_faults(FaultOptions(faults=names, dtypes=("bfloat16", "float32"))).runs
+    return run.exact_pieces, ExactFaultWork(run.request)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "objective", "seen_by"),
+    [
+        ("robust-not-divided", "bfloat16", "robust", {"own-objective"}),
+        ("coefficients-of-the-sequence-before", "float32", "groupdpo-all-pairs", {"normalisation"}),
+        ("coefficients-replayed", "float32", "groupdpo-all-pairs", set()),
+    ],
+)
+def test_exact_checks_see_them_under_their_own_objective_alone(
+    name: str,
+    dtype: str,
+    objective: str,
+    seen_by: set[str],
+    exact_work: tuple[Sequence[ExactPiece], ExactFaultWork],
+) -> None:
+    pieces, work = exact_work
+    (piece,) = (p for p in pieces if (p.mutation.name, p.dtype) == (name, dtype))
+    assert piece.objective == objective
+    with torch_threads(1):
+        findings = work(dtype, piece.mutation, lambda text: None, piece.objective)
+    assert {finding.check for finding in findings} == {"normalisation", "own-objective"}
+    assert {finding.check for finding in findings if finding.verdict is Verdict.FAIL} == seen_by
+    assert not any(finding.verdict is Verdict.ERROR for finding in findings)
 
 
 # What a diagnosis makes of them, with no fault of the catalogue to compare with.

@@ -66,6 +66,20 @@ def test_the_mask_matters_from_the_second_rejected_token_on_whatever_the_size(sh
     assert size["vocabulary"] == size["largest token id"] + 1 == 4
 
 
+def test_a_frozen_policy_and_a_reward_model_stay_what_they_were(shrink: Shrink, tmp_path: Path) -> None:
+    groups = (PreferenceGroup((1, 2), ((3,),), ((4,),)), PreferenceGroup((5,), ((3,),), ((6, 7),)))
+    cached = Case(name="cached", why="a response behind two prompts", groups=groups, reference="cached")
+    (found,) = shrink(["fault:cached-by-response"], [cached])
+    (case,) = read_cases(tmp_path / found.folder / "cases.json")
+    assert case.reference == "cached"
+    assert len({group.prompt_ids for group in case.groups}) == 2  # what it takes
+    rewards = Case(name="rewards", why="two pairs", groups=groups, objective_name="reward-model")
+    (found,) = shrink(["fault:reward-read-at-end-of-row"], [rewards])
+    (case,) = read_cases(tmp_path / found.folder / "cases.json")
+    assert case.objective_name == "reward-model"
+    assert lengths(tmp_path, found) == [(1, 1, 1)]
+
+
 def test_three_groups_are_kept_where_the_third_tree_sees_the_second(shrink: Shrink, tmp_path: Path, draw: Draw) -> None:
     (found,) = shrink(["fault:third-tree-sees-second"], [pairs(draw, (3, 1, 2), (1, 2, 1), (2, 2, 1), (2, 1, 1))])
     assert lengths(tmp_path, found) == [(1, 1, 1)] * 3
