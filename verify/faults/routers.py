@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verify.faults.conditions import PADDED_ROW, SEVERAL_GROUPS
-from verify.faults.fault import PREFERENCES, ROW_PER_GROUP, Fault
+from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, ROW_PER_GROUP, Fault
 from verify.faults.stages import RoutedPasses, Routers, RouterTerm
 
 
@@ -106,7 +106,8 @@ FAULTS = (
         what="The balance of routers is taken over the slots of the packed row, in which a prompt stands once.",
         kinds=PREFERENCES,
         signature=_LOGPS_EXACT + "shares and mean probabilities lean to the responses",
-        invisible_where="one response for each prompt; runs without the loss of routers",
+        invisible_where="one response for each prompt; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-count-padding",
@@ -117,7 +118,8 @@ FAULTS = (
         packing=ROW_PER_GROUP,
         bites_where=PADDED_ROW,
         signature=_LOGPS_EXACT + "shares and mean probabilities lean to what routers make of padding",
-        invisible_where="rows of one length; runs without the loss of routers",
+        invisible_where="rows of one length; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-count-completions-only",
@@ -126,7 +128,8 @@ FAULTS = (
         what="Only tokens of completions count in the balance of routers, as in the loss of log-probs.",
         kinds=PREFERENCES,
         signature=_LOGPS_EXACT + "shares and mean probabilities are those of the responses",
-        invisible_where="runs without the loss of routers",
+        invisible_where="runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-miss-last-tokens",
@@ -135,7 +138,8 @@ FAULTS = (
         what="The last token of each completion, which predicts nothing, does not count in the balance of routers.",
         kinds=PREFERENCES,
         signature=_LOGPS_EXACT + "shares and mean probabilities off by what one token a response has in them",
-        invisible_where="runs without the loss of routers",
+        invisible_where="runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-count-reference-pass",
@@ -144,7 +148,8 @@ FAULTS = (
         what="The pass of the frozen policy counts in the balance of routers.",
         kinds=PREFERENCES,
         signature=_LOGPS_EXACT + "shares and mean probabilities lean to the frozen policy's, the gradient is half",
-        invisible_where="frozen policies that run no pass of the model; runs without the loss of routers",
+        invisible_where="frozen policies that run no pass of the model; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-share-of-choices",
@@ -153,7 +158,8 @@ FAULTS = (
         what="Shares are those of all choices instead of tokens: divided by the number of experts for a token.",
         kinds=PREFERENCES,
         signature=_LOGPS_EXACT + "the loss of the routers and its gradient a k-th",
-        invisible_where="one expert for each token; runs without the loss of routers",
+        invisible_where="one expert for each token; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-without-coefficient",
@@ -162,7 +168,8 @@ FAULTS = (
         what="The loss of the routers is added without its coefficient.",
         kinds=PREFERENCES,
         signature=_LOGPS_EXACT + "the loss too large by about k",
-        invisible_where="a coefficient of 1; runs without the loss of routers",
+        invisible_where="a coefficient of 1; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-mean-of-rows",
@@ -173,7 +180,8 @@ FAULTS = (
         packing=ROW_PER_GROUP,
         bites_where=SEVERAL_GROUPS,
         signature=_LOGPS_EXACT + "shares and mean probabilities exact; the loss too large by how rows differ",
-        invisible_where="one row; runs without the loss of routers",
+        invisible_where="one row; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-mean-of-layers",
@@ -182,7 +190,8 @@ FAULTS = (
         what="The loss of the routers is the mean of the losses of layers instead of one over all of their tokens.",
         kinds=PREFERENCES,
         signature=_LOGPS_EXACT + "shares and mean probabilities exact; the loss too large by how layers differ",
-        invisible_where="one layer with routers; runs without the loss of routers",
+        invisible_where="one layer with routers; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
     Fault(
         name="routers-without-gradient",
@@ -191,6 +200,7 @@ FAULTS = (
         what="The loss of the routers is added without a gradient.",
         kinds=PREFERENCES,
         signature="forward quantities exact; gradients lack that of the routers' loss",
-        invisible_where="forward quantities; runs without the loss of routers",
+        invisible_where="forward quantities; runs without the loss of routers; bfloat16",
+        dtypes=ROUNDING_IN_BFLOAT16,
     ),
 )
