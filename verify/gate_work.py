@@ -284,7 +284,7 @@ def _run_case(
         adapters=vacuous_adapters(holder.model),
         vacuous=vacuous_expectation(expected, case.groups),
         num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
-        implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
+        implausible=_with_flips(implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)), ties),
     )
 
 
@@ -296,6 +296,14 @@ class _Expectations:
     witness: Observation
     sizes: Mapping[str, float]
     ties: RouterTies | None
+
+
+def _with_flips(implausible: tuple[str, ...], ties: RouterTies | None) -> tuple[str, ...]:
+    """Reasons to doubt the witnesses, and what may explain them."""
+    if not implausible or ties is None or not ties.num_flipped:
+        return implausible
+    flips = f"{ties.num_flipped} of {ties.num_choices} expert choices flipped by rounding between unpacked forms"
+    return (flips, *implausible)
 
 
 def _ties(
