@@ -123,7 +123,7 @@ def padded(forest: Forest, num_slots: int) -> Forest:
 def segment_ids(forest: Forest) -> Tensor:
     """Index of the segment that holds each slot; int64, [T]."""
     lengths = torch.tensor([segment.length for segment in forest.segments])
-    return torch.repeat_interleave(torch.arange(len(forest.segments)), lengths)
+    return torch.repeat_interleave(torch.arange(len(forest.segments)), lengths, output_size=forest.num_slots)
 
 
 def visible_segments(forest: Forest) -> Tensor:

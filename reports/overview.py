@@ -22,7 +22,7 @@ FAMILIES: dict[str, tuple[QuantityName, ...]] = {
 }
 """The columns of a summary: the quantities that each of them covers."""
 
-_HOW_MANY_TENSORS = re.compile(r"\((\d+ of \d+ LoRA tensors)\)$")
+_HOW_MANY_TENSORS = re.compile(r"\((\d+ of \d+ (?:LoRA )?tensors)\)$")
 
 WHOLE_CASE = "the whole case"
 """What was left out where a subject was not judged on a case at all."""

@@ -83,6 +83,9 @@ class ModelRecord(_Frozen):
     """Depth of the published config; larger than ``num_layers`` if the depth was cut."""
     config: Settings
     lora: Settings
+    """Empty where every weight is trained."""
+    train: Literal["lora", "all"] = "lora"
+    """What is trained: LoRA adapters, or every weight of a model without adapters."""
     expected_by: Literal["oracle", "unpacked-float64"] = "oracle"
     """What "to the oracle" means: the oracle, or the unpacked path in float64, where the oracle has no such model."""
 
@@ -197,6 +200,10 @@ class SlotsRecord(_Frozen):
     forward_calls: Count
     pairwise_slots: Count
     """What one unpadded row per completion would have fed."""
+    images: Count = 0
+    """Images that passed the tower that sees them."""
+    pairwise_images: Count = 0
+    """What one row per completion would have run through it."""
 
 
 class DecisionsRecord(_Frozen):

@@ -60,8 +60,10 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
         )
     if not options.variations and not has_rotary_positions(requested_config(request.model)):
         notes.append("positions are not rotary: the variation junk-in-front would change values, and was left out")
+    if request.model.train == "all":
+        notes.append("every weight was trained: embedding, norms, projections and head; there are no adapters")
     if request.model.reference != "adapters-off":
-        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}; failures are not diagnosed under it")
+        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}")
     notes += _of_routers(prepared)
     if prepared.reduced:
         reduced = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from verify.cases import Case, over, under
 from verify.default_cases.images import image_cases
@@ -94,7 +94,8 @@ class PlannedRun:
     def exact_pieces(self) -> list[ExactPiece]:
         """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
 
-        Nor faults of images, routers and other frozen policies: the cases of the checks have none of these.
+        Nor faults of images, routers and other frozen policies: the cases of the checks have none of these. Nor those
+        of a step that trains every weight, which are about gradients and the frozen policy.
         """
         if self.kernel is not None:
             return []
@@ -138,7 +139,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
     kernel has a run of its own, on the cases of its faults, in which noise is measured anew. So do faults of images, in
-    a model that sees them, and those of routers, in a mixture of experts, on few cases.
+    a model that sees them, those of a step that trains every weight, and those of routers, in a mixture of experts.
 
     Args:
         options: The options.
@@ -173,7 +174,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             model=model,
             dtypes=dtypes,
             subjects=subjects,
-            cases=tuple(case for case in cases if kernel is None or case.name in used),
+            cases=tuple(case for case in cases if case.name in used or not (kernel or ground == "every weight")),
             objective=of_run,
             policy=policy,
             variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
@@ -187,7 +188,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
                 exact_under={
                     s.name: objective
                     for s, (_, shown_by) in zip(subjects, chosen, strict=True)
-                    if ground != "routers" and (objective := _exact_under(shown_by[0])) is not None
+                    if ground in ("text", "images") and (objective := _exact_under(shown_by[0])) is not None
                 },
                 kernel=kernel,
             )
@@ -221,18 +222,13 @@ def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]
             f"faults of routers are planted in {MODEL_WITH_ROUTERS}, whose loss has {COEFFICIENT_OF_ROUTERS:g} times "
             "that of the routers in it; the exact checks, which leave it out, are not put to them"
         )
+    if any(run.request.model.train == "all" for run in runs):
+        yield "faults of full training are planted in a step that trains every weight, on cases of their own"
 
 
-_GroundName = Literal["text", "images", "routers"]
+_GroundName = Literal["text", "images", "every weight", "routers"]
 _Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, _GroundName]
-"""What to plant together: in which kernel, and on which ground."""
-
-
-def _ground_of(mutation: Mutation) -> _GroundName:
-    """What a mutation is planted in."""
-    if mutation.of_routers:
-        return "routers"
-    return "images" if mutation.with_images else "text"
+"""What to plant together: in which kernel, and in which model."""
 
 
 def _exact_under(case: Case) -> ComparingName | None:
@@ -247,18 +243,23 @@ def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
     faults = [name for name in names if name not in kernels]
     selected = select_mutations(faults) if faults or not names else ()
-    on: dict[_GroundName, tuple[Mutation, ...]] = {
-        ground: tuple(mutation for mutation in selected if _ground_of(mutation) == ground)
-        for ground in get_args(_GroundName)
-    }
-    if on["text"]:
-        yield on["text"], None, "text"
+    if of_text := tuple(mutation for mutation in selected if _ground_of(mutation) == "text"):
+        yield of_text, None, "text"
     for name, kernel in kernels.items():
         if name in names or not names:
             yield select_mutations(kernel.planted), kernel, "text"
-    for ground in ("images", "routers"):
-        if on[ground]:
-            yield on[ground], None, ground
+    others: tuple[_GroundName, ...] = ("images", "every weight", "routers")
+    for ground in others:
+        if planted_there := tuple(mutation for mutation in selected if _ground_of(mutation) == ground):
+            yield planted_there, None, ground
+
+
+def _ground_of(mutation: Mutation) -> _GroundName:
+    if mutation.of_routers:
+        return "routers"
+    if "lora" not in mutation.trains:
+        return "every weight"
+    return "images" if mutation.with_images else "text"
 
 
 def _on_biting_cases(
@@ -322,9 +323,12 @@ def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
 
     plain = [case for case in tiny_cases(sizes[0], options.seed) if case.kind == "pairs" and len(case.groups) > 1]
     of_routers = sorted(plain, key=lambda case: case.pairwise_slots)[:_CASES_OF_ROUTERS]
+    every_weight = replace(text, train="all", reference="separate-model")
+    over_one = tuple(case for case in cases if case.reference is None)
     return {
         "text": (text, named(cases), OBJECTIVE),
         "images": (with_images, named(of_images), OBJECTIVE),
+        "every weight": (every_weight, named(over_one), OBJECTIVE),
         "routers": (
             with_routers,
             named(tuple(of_routers) if not options.cases else cases),

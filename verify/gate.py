@@ -108,6 +108,8 @@ class Result:
     pairwise_slots: int = 0
     """Token slots that these passes feed with one unpadded row per completion."""
     pairwise_rows: int = 0
+    pairwise_images: int = 0
+    """Images that they run through a vision tower, each completion its own copy."""
     decisions: Decisions | None = None
     """Packed against unpacked, of a case with an objective that compares."""
     can_save: bool = False
@@ -281,5 +283,6 @@ def _result(run: CaseRun, subject: SubjectRun, dtype: str, judgements: tuple[Jud
         passes=run.num_passes,
         pairwise_slots=run.num_passes * run.case.pairwise_slots,
         pairwise_rows=run.num_passes * run.case.num_completions,
+        pairwise_images=run.num_passes * run.case.pairwise_images,
         can_save=run.case.can_save,
     )

@@ -305,7 +305,7 @@ def _worst_of(tensors: Sequence[tuple[Comparison, Budget]], kind: BudgetKind, st
     worst = _judgement(comparison, kind, statistic, budget)
     return replace(
         worst,
-        reason=f"{worst.reason} ({len(alike)} of {len(tensors)} LoRA tensors)" if worst.reason else "",
+        reason=f"{worst.reason} ({len(alike)} of {len(tensors)} tensors)" if worst.reason else "",
         num_compared=sum(of_tensor.num_compared for of_tensor, _ in tensors),
     )
 

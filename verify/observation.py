@@ -59,7 +59,10 @@ class Observation:
         margins: float64 [pairs], positive minus negative reward of every pair of each group; empty under SFT.
         loss: The objective, in nats.
         gradients: d loss / d LoRA tensor by name (``<module>.lora_A``), and d loss / d ``score.weight`` of a reward
-            model; None where they were not computed.
+            model; or d loss / d weight by its name in the model, where every weight is trained. None where they were
+            not computed.
+        looked_up: Name of the embedding where it is looked up and no more, so that rows of tokens that are not fed have
+            no gradient; "" where it is tied to the head, or unknown.
         gradients_absent_because: Reason where ``gradients`` is None.
         balance: That of the routers in the policy's pass; empty where their loss is no part of the objective, or the
             subject does not say.
@@ -76,6 +79,7 @@ class Observation:
     margins: Tensor
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
+    looked_up: str = ""
     gradients_absent_because: str = ""
     balance: RouterBalance = NO_BALANCE
     router_scores: tuple[Tensor, ...] = ()
@@ -122,7 +126,7 @@ def observe(
 
     Args:
         subject: The implementation.
-        model: PEFT-wrapped causal LM; its LoRA tensors are the parameters that require grad.
+        model: The causal LM or reward model; what is trained of it are the parameters that require grad.
         groups: The case's groups.
         objective: The objective of the case.
         apply_objective: The objective for subjects without their own loss.
@@ -153,6 +157,7 @@ def observe(
         margins=passes.rewards if isinstance(objective, Sft) else pair_margins(passes.rewards, groups),
         loss=passes.loss,
         gradients=passes.gradients,
+        looked_up=_looked_up(model) if passes.gradients else "",
         gradients_absent_because=support.reason,
         balance=passes.balance,
         router_scores=passes.router_scores,
@@ -371,6 +376,18 @@ def lora_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str,
     return {
         lora_tensor_name(name): to_float64(parameter.grad) for name, parameter in trained if parameter.grad is not None
     }
+
+
+def _looked_up(model: Any) -> str:
+    """As in :class:`Observation`."""
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    names = [
+        f"{prefix}.{name}"
+        for prefix, module in named_modules(model)
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter is weight
+    ]
+    return lora_tensor_name(names[0]) if len(names) == 1 else ""
 
 
 def to_float64(tensor: Tensor) -> Tensor:

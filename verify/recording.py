@@ -230,10 +230,9 @@ def _run_reasons(summaries: Sequence[Summary]) -> list[str]:
 
 
 def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
-    """The record of a model and of its adapters."""
+    """The record of a model and of what is trained of it."""
     model = built.model
     base = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
-    adapted = model.peft_config["default"].target_modules
     return ModelRecord(
         name=Path(request.name).resolve().name if request.is_checkpoint or request.config else request.name.lower(),
         weights=built.weights,
@@ -242,13 +241,19 @@ def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
         num_layers=int(model.config.get_text_config().num_hidden_layers),
         num_layers_published=built.num_layers_published,
         config=cast(dict[str, Any], json.loads(model.config.to_json_string(use_diff=True))),
-        lora={
-            **asdict(request.lora),
-            "targets": [target for target in request.lora.targets if target in adapted] or sorted(adapted),
-            "initialisation": "both factors non-zero",
-        },
+        lora=_lora_record(request, model) if request.train == "lora" else {},
+        train=request.train,
         expected_by="unpacked-float64" if unknown_to_oracle(model.config) else "oracle",
     )
+
+
+def _lora_record(request: ModelRequest, model: Any) -> dict[str, Any]:
+    adapted = model.peft_config["default"].target_modules
+    return {
+        **asdict(request.lora),
+        "targets": [target for target in request.lora.targets if target in adapted] or sorted(adapted),
+        "initialisation": "both factors non-zero",
+    }
 
 
 def _weights_sha256(parameters: Sequence[tuple[str, nn.Parameter]]) -> str:
@@ -317,6 +322,8 @@ def _result_record(result: Result) -> ResultRecord:
             rows=most.rows,
             forward_calls=most.forward_calls,
             pairwise_slots=result.pairwise_slots,
+            images=most.images,
+            pairwise_images=result.pairwise_images,
         )
     return ResultRecord(
         case=result.case,

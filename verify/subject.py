@@ -9,6 +9,9 @@ this project.
         def per_token_logps(self, model, groups):
             '''One differentiable 1-D tensor per completion: group by group, positives before negatives.'''
 
+``model`` is the PEFT-wrapped causal LM; under ``--train all`` the causal LM itself, whose every weight requires grad.
+What sees images never does.
+
 Optional attributes and methods:
 
 - ``layout``: "packed" (default) or "unpacked". Whoever says packed must be seen to feed fewer token slots.
@@ -22,8 +25,8 @@ Optional attributes and methods:
   called apart. ``objective.name`` says which loss, its other attributes are the parameters.
   A step that runs backward itself (over micro-batches, in two passes) returns ``backward_done = True`` with the
   gradients of the whole batch in ``.grad``; its loss needs no graph then.
-- ``references``: the frozen policies that ``loss`` takes beside the model with its adapters off, which it may be given
-  as ``objective.reference``, a tuple with "adapters-off" in it: "frozen-adapter" (another adapter of the model, whose
+- ``references``: the frozen policies that ``loss`` takes, a tuple; by default "adapters-off" alone. That of the run is
+  ``objective.reference``: "adapters-off" (the model without its adapters), "frozen-adapter" (another adapter, whose
   name is ``objective.reference.adapter``), "separate-model" (``objective.reference.model``), "cached"
   (``objective.reference.look_up(groups)`` gives one tensor per completion). A subject without a ``loss`` takes any.
 - ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
@@ -161,17 +164,17 @@ def objectives_taken(subject: Subject) -> tuple[ObjectiveName, ...]:
 
 
 def references_taken(subject: Subject) -> tuple[ReferenceName, ...]:
-    """The frozen policies that a subject's own ``loss`` takes: the model with its adapters off unless it says more.
+    """The frozen policies that a subject's own ``loss`` takes: the model with its adapters off unless it says so.
 
     Raises:
-        SubjectError: Anything but a tuple or list of known names, without one twice, "adapters-off" among them.
+        SubjectError: Anything but a tuple or list of known names, without one twice.
     """
     references = getattr(subject, "references", DEFAULT_REFERENCES)
     known = [name for name in REFERENCE_NAMES if isinstance(references, list | tuple) and name in references]
-    if "adapters-off" not in known or len(known) != len(references):
+    if not known or len(known) != len(references):
         raise SubjectError(
-            f"subject {subject.name}: references is {bounded(_read(references, repr))}; it must be a tuple of "
-            f"'adapters-off' and some of {', '.join(map(repr, REFERENCE_NAMES[1:]))}"
+            f"subject {subject.name}: references is {bounded(_read(references, repr))}; it must be a tuple of some of "
+            f"{', '.join(map(repr, REFERENCE_NAMES))}"
         )
     return tuple(known)
 
@@ -309,7 +312,7 @@ def check_logps(
             raise SubjectError(f"{where}: dtype {logp.dtype}; a floating point dtype is needed")
         if differentiable and not logp.requires_grad:
             raise SubjectError(
-                f"{where}: carries no graph, so no LoRA gradient can be compared (detached, or computed under no_grad?)"
+                f"{where}: carries no graph, so no gradient can be compared (detached, or computed under no_grad?)"
             )
     return tuple(logps)
 

@@ -24,6 +24,7 @@ from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX, named_config
 from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, VARIATION_NAMES
 from verify.precision import DTYPE_NAMES, PRECISIONS
 from verify.tolerance import load_policy
+from verify.training import TRAIN_NAMES, TrainName, check_reference
 
 _LARGEST_SEED = 2**63 - 2
 """Adapters are drawn with the seed after it, and torch's seeds are 64-bit integers."""
@@ -142,14 +143,25 @@ def check_data_options(
         raise ValueError(f"--cases-file {cases_file}: there is {found}; give a JSON file of cases")
 
 
-def checked_reference(name: str) -> ReferenceName:
-    """The kind of frozen policy of that name.
+def checked_training(train: str, reference: str | None) -> tuple[TrainName, ReferenceName | None]:
+    """What is trained, and the kind of frozen policy, by their names.
+
+    Args:
+        train: What is trained.
+        reference: The frozen policy; None where none was named.
+
+    Returns:
+        The same.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such name, or the weights of the frozen policy would be trained.
     """
-    _check_names("reference", [name], REFERENCE_NAMES)
-    return cast(ReferenceName, name)
+    _check_names("train", [train], TRAIN_NAMES)
+    _check_names("reference", [reference] if reference is not None else [], REFERENCE_NAMES)
+    known = cast(TrainName, train), cast(ReferenceName | None, reference)
+    if known[1] is not None:
+        check_reference(known[0], known[1])
+    return known
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:

@@ -165,7 +165,8 @@ class Stages:
         layout: Groups to rows.
         positions: Position of each slot; integer or floating, [B, T].
         mask: Which slot (row of the matrix) attends to which: bool, or what is added to its score; [B, T, T].
-        activations: What goes on from a module of the model, given the module's name and output; [B, T, D].
+        activations: What goes on from a module of the model, given the module's name, behind a dot, and output;
+            [B, T, D].
         predictors: Slot that predicts each slot, -1 for none; int64, [B, T].
         supervision: Rows and predictors to the predictions that count.
         token_logps: Logits [N, V] and token ids [N] to log-probs [N].
@@ -178,8 +179,9 @@ class Stages:
             batch and the objective of the case to losses and rewards.
         accumulation: Terms, batch and rows to the loss of the step; scalar.
         routers: What the routers made of the rows to the term that is added to that loss.
-        gradients: The tensor that stands for a LoRA tensor in the policy pass: of equal value, but its gradient may
-            be another. Given the tensor's name, itself and the rows.
+        gradients: The tensor that stands for a trained tensor in the policy pass: of equal value, but its gradient
+            may be another. Given the tensor's name, itself and the rows; one that is used under two names, as a tied
+            embedding, is asked for under each.
     """
 
     layout: Layout

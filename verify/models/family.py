@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -109,6 +110,24 @@ def module_names(config: PreTrainedConfig) -> tuple[str, ...]:
         return tuple(name for name, _ in _without_weights(config).named_modules())
     except Exception as error:  # whatever a model class raises
         raise ValueError(f"no causal LM of model type {config.model_type} can be built: {said_by(error)}") from error
+
+
+def num_parameters(config: PreTrainedConfig, num_layers: int | None) -> int:
+    """Parameters of a causal LM, tied ones once, counted without making them.
+
+    Args:
+        config: The published config.
+        num_layers: Layers that are kept, or None for all.
+    """
+    cut = copy.deepcopy(config)
+    of_text = cut.get_text_config()
+    if num_layers is not None:
+        of_text.num_hidden_layers = num_layers
+        if getattr(of_text, "layer_types", None):
+            of_text.layer_types = of_text.layer_types[:num_layers]
+    model = _without_weights(cut)
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _without_weights(config: PreTrainedConfig) -> Any:

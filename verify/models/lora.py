@@ -84,6 +84,22 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "
     Returns:
         The PEFT model in eval mode; only LoRA tensors require grad.
     """
+    peft_model = with_adapters(model, spec, task_type=task_type)
+    _draw_factors(peft_model, "default", spec, seed)
+    return peft_model.eval()
+
+
+def with_adapters(model: Any, spec: LoraSpec, *, task_type: str | None = "CAUSAL_LM") -> Any:
+    """Wrap a model with PEFT; both factors are as PEFT makes them.
+
+    Args:
+        model: A transformers causal LM, or another model of the same layers.
+        spec: Rank, scaling, targets.
+        task_type: PEFT's, which chooses the wrapper; None for the plain one.
+
+    Returns:
+        The PEFT model.
+    """
     names = [name for name, _ in model.named_parameters()]
     has_experts = any(".experts." in name for name in names)
     named = spec.targets_in(has_experts=has_experts)
@@ -97,9 +113,7 @@ def add_lora(model: Any, spec: LoraSpec, *, seed: int, task_type: str | None = "
         task_type=task_type,
     )
     with _peft_says_nothing():
-        peft_model = get_peft_model(model, config)
-    _draw_factors(peft_model, "default", spec, seed)
-    return peft_model.eval()
+        return get_peft_model(model, config)
 
 
 @contextmanager

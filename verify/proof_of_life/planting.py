@@ -12,6 +12,7 @@ from verify.precision import rounds_in
 from verify.proof_of_life.kinds import kinds_of
 from verify.proof_of_life.probes import (
     PROBES,
+    PROBES_OF_EVERY_WEIGHT,
     PROBES_OF_IMAGES,
     PROBES_OF_REFERENCES,
     PROBES_OF_REWARDS,
@@ -75,6 +76,7 @@ def choose_plantings(
     is_tiny: bool,
     window: int | None = None,
     module_names: Sequence[str] | None = None,
+    is_tied: bool = False,
 ) -> Plantings:
     """Choose what to plant: on a tiny model all that some case shows, elsewhere as many as cost a fifth of the run.
 
@@ -87,6 +89,7 @@ def choose_plantings(
         is_tiny: Passes cost next to nothing.
         window: Sliding window of the model's layers; None for none.
         module_names: Names of the model's modules; None where every fault finds the modules that it sits in.
+        is_tied: The head has the weight of the embedding.
 
     Returns:
         Plantings in the order of the probes; each on the smallest case that shows its fault, with gradients only where
@@ -99,7 +102,17 @@ def choose_plantings(
     left_out: dict[str, str] = {}
     usual = tuple(case for case in of_run if case.reference is None)
     of_routers = PROBES_OF_ROUTERS if request.objective.router_aux_loss_coef else ()
-    for probe in (*PROBES, *of_routers, *PROBES_OF_REWARDS, *PROBES_OF_REFERENCES, *PROBES_OF_IMAGES):
+    every = (
+        *PROBES_OF_EVERY_WEIGHT,
+        *PROBES,
+        *of_routers,
+        *PROBES_OF_REWARDS,
+        *PROBES_OF_REFERENCES,
+        *PROBES_OF_IMAGES,
+    )
+    for probe in every:
+        if request.model.train not in probe.mutation.trains or (probe.untied and is_tied):
+            continue
         at_most = 1 if window is None else len(of_run)
         # What any frozen policy shows is planted over that of the other cases.
         cases = biting_cases(probe.mutation, usual, at_most) or biting_cases(probe.mutation, of_run, at_most)

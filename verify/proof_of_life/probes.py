@@ -21,6 +21,7 @@ class Probe:
             run is blind. "in bfloat16", or "beyond tiny" in bfloat16 and in any dtype of a model that is not tiny.
         min_layers: Decoder layers that a model needs to show it.
         needs: What the name of some module must contain, as in transformers' Qwen3: the fault sits there.
+        untied: It shows only where the head has a weight of its own.
     """
 
     fault: str
@@ -28,6 +29,7 @@ class Probe:
     may_hide: Literal["nowhere", "in bfloat16", "beyond tiny"] = "nowhere"
     min_layers: int = 1
     needs: str = ""
+    untied: bool = False
 
     def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
         """Whether rounding may be as large as the fault."""
@@ -106,3 +108,13 @@ PROBES_OF_IMAGES: tuple[Probe, ...] = (
     Probe("last-image-for-all"),
 )
 """Those of cases with images, which only a model has that sees them."""
+PROBES_OF_EVERY_WEIGHT: tuple[Probe, ...] = (
+    Probe("head-without-gradient", seen_in="gradients", needs="lm_head"),
+    Probe("embedding-without-gradient", seen_in="gradients", needs=".embed_tokens"),
+    Probe("reference-shares-embedding", needs=".embed_tokens"),
+    Probe("prompt-embedding-gradient-averaged", seen_in="gradients", may_hide="in bfloat16", needs=".embed_tokens"),
+    Probe("unused-tokens-have-gradient", seen_in="gradients", needs=".embed_tokens", untied=True),
+    Probe("embedding-gradient-of-last-branch", seen_in="gradients", may_hide="in bfloat16", needs=".embed_tokens"),
+    Probe("norms-without-gradient", seen_in="gradients", needs="norm"),
+)
+"""Those of a step that trains every weight."""

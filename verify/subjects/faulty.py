@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ from verify.frozen_policy import (
 )
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
-from verify.module_walk import named_modules, named_parameters
+from verify.module_walk import named_modules
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel
 from verify.router_balance import RouterBalance
 from verify.subject import Support
@@ -335,9 +336,14 @@ def shows_within(window: int, mutation: Mutation, case: Case) -> bool:
 def _logits(stages: Stages, model: Any, rows: Rows, parameters: Parameters, inputs: Mapping[str, Any]) -> Tensor:
     """Logits of all slots; [B, T, V]."""
     with _as_staged(stages, model, rows):
-        output = functional_call(model, dict(parameters), kwargs=dict(inputs)) if parameters else model(**inputs)
+        output = _with_parameters(model, parameters, inputs) if parameters else model(**inputs)
     logits: Tensor = output.logits
     return logits
+
+
+def _with_parameters(model: Any, parameters: Parameters, inputs: Mapping[str, Any]) -> Any:
+    """A pass in which tensors stand for parameters, for each use of a tied one its own."""
+    return functional_call(model, dict(parameters), kwargs=dict(inputs), tie_weights=False)
 
 
 @contextmanager
@@ -347,7 +353,7 @@ def _as_staged(stages: Stages, model: Any, rows: Rows) -> Iterator[None]:
         stack.enter_context(attention_implementation(model, "dense-sdpa"))
         if stages.activations is not honest_activations:  # hundreds of hooks take longer than a tiny model's pass
             for name, module in model.named_modules():
-                hook = partial(_pass_on, stages, rows, name)
+                hook = partial(_pass_on, stages, rows, f".{name}")  # so that ".model.norm" ends it, wrapped or not
                 stack.callback(module.register_forward_hook(hook).remove)
         yield
 
@@ -359,8 +365,12 @@ def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: obj
 def _policy_parameters(stages: Stages, model: Any, rows: Rows) -> Parameters:
     if not torch.is_grad_enabled() or stages.gradients is honest_gradients:  # parameters that stand for themselves
         return {}
-    parameters = named_parameters(named_modules(model))
-    return {name: stages.gradients(name, p, rows) for name, p in parameters if p.requires_grad}
+    uses = [
+        (f"{prefix}.{name}" if prefix else name, parameter)
+        for prefix, module in named_modules(model)
+        for name, parameter in module._parameters.items()
+    ]
+    return {name: stages.gradients(name, p, rows) for name, p in uses if p is not None and p.requires_grad}
 
 
 def _by_completion(logps: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
@@ -376,13 +386,15 @@ def _reference_by(
     model: Any,
     forward: Forward,
     rows: Rows,
+    shared: Parameters = MappingProxyType({}),
 ) -> Tensor:
     """The reference pass of another frozen policy than the model with its adapters off.
 
-    Nothing was cached for what a fault predicts beside the completions' own tokens.
+    Nothing was cached for what a fault predicts beside the completions' own tokens. What a fault shares with the policy
+    stands in another model for its own tensors.
     """
     if isinstance(frozen, CachedLogps):
         cached = torch.cat(frozen.look_up(groups))
         return pad(cached, (0, len(stages.supervision(rows, stages.predictors(rows)).counted) - len(cached)))
     with torch.no_grad(), frozen.standing_in(model) as stand_in:
-        return _logps(stages, stand_in, rows, {}, forwards=forwards)
+        return _logps(stages, stand_in, rows, shared, forwards=forwards)

@@ -1,4 +1,7 @@
-"""The float64 oracle as an observation: weights and adapters are read off the model under test."""
+"""The float64 oracle as an observation: weights and adapters are read off the model under test.
+
+A model without adapters is one whose every weight is trained.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from torch import Tensor
 
 from reference_impl import batch_objective, ref_policy
 from reference_impl.config import from_hf_config
-from reference_impl.lora import LoraFactors
+from reference_impl.gradients import Train
+from reference_impl.lora import Lora, LoraFactors
+from reference_impl.parameters import EMBEDDING, HEAD
 from reference_impl.reward_model import SCORE, bradley_terry, oracle_reward_step
 from reference_impl.router_loss import oracle_router_loss
 from reference_impl.step import oracle_step
@@ -28,7 +33,7 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
     """What the model's weights and adapters mean, in float64.
 
     Args:
-        model: The PEFT-wrapped model; only its tensors and its config are used, none of its code.
+        model: The model; only its tensors and its config are used, none of its code.
         groups: The groups.
         objective: The objective.
 
@@ -48,6 +53,7 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
         weights,
         config,
         lora,
+        train=_train(lora),
         objective=objective.name,
         ref_policy=_ref_policy(objective.reference, model, groups) if isinstance(objective, Preference) else None,
         **_parameters(objective),
@@ -69,6 +75,7 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
         loss=to_float64(loss),
         gradients={name: to_float64(gradient) for name, gradient in gradients.items()},
         balance=balance,
+        looked_up=f"{EMBEDDING}.weight" if f"{HEAD}.weight" in weights else "",
         elapsed_s=time.perf_counter() - start,
     )
 
@@ -77,7 +84,7 @@ def _observe_reward_model(model: Any, groups: Sequence[PreferenceGroup]) -> Obse
     start = time.perf_counter()
     weights, lora = read_tensors(model)
     head = weights.pop(SCORE)
-    step = oracle_reward_step(groups, weights, from_hf_config(model.config.to_dict()), lora, head)
+    step = oracle_reward_step(groups, weights, from_hf_config(model.config.to_dict()), lora, head, train=_train(lora))
     return Observation(
         per_token_logps=(),
         ref_per_token_logps=(),
@@ -85,8 +92,13 @@ def _observe_reward_model(model: Any, groups: Sequence[PreferenceGroup]) -> Obse
         margins=to_float64(step.margins),
         loss=to_float64(step.loss),
         gradients={name: to_float64(gradient) for name, gradient in (step.gradients or {}).items()},
+        looked_up=f"{EMBEDDING}.weight",
         elapsed_s=time.perf_counter() - start,
     )
+
+
+def _train(lora: Lora) -> Train:
+    return "lora" if lora else "all"
 
 
 def _ref_policy(frozen: FrozenPolicy, model: Any, groups: Sequence[PreferenceGroup]) -> ref_policy.RefPolicy:

@@ -20,6 +20,7 @@ from verify.faults import content_conditions, frozen_policy, images, layout_cond
 from verify.faults.catalogue import (
     CATALOGUE,
     FAULTS,
+    FAULTS_OF_EVERY_WEIGHT,
     FAULTS_OF_IMAGES,
     FAULTS_OF_OBJECTIVES,
     FAULTS_OF_REFERENCES,
@@ -46,6 +47,7 @@ ALL_FAULTS = (
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
     *FAULTS_OF_ROUTERS,
+    *FAULTS_OF_EVERY_WEIGHT,
 )
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}

@@ -1,0 +1,146 @@
+"""A model on paper: its config, built from tensors without memory at the few depths that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from verify.forecast.depth import TRACED_LAYERS, LayersDifferError, Repeated, joined, unrolled
+from verify.forecast.fake_model import build_fake
+from verify.forecast.request import Training
+from verify.forecast.state import ModelState
+from verify.forecast.step_trace import Window
+from verify.forecast.traced_step import FakeStep
+from verify.groups import PreferenceGroup
+from verify.models.checkpoint import read_config
+from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
+from verify.models.random_weights import hf_config
+from verify.models.shape_file import is_shape_file, read_shape
+from verify.packing_plan.costs import GroupLengths
+from verify.subjects.path_calls import PathName, path_calls
+
+_FEWEST_LAYERS = 3
+_TOKEN = 1
+
+
+def read_any_config(name: str) -> Any:
+    """The transformers config that a name stands for; no weights are looked at.
+
+    Args:
+        name: A published name, a JSON file of a shape, a ``config.json`` of transformers, or a folder that holds one.
+
+    Raises:
+        ValueError: An unknown name, or a file that is none of these.
+    """
+    if name.lower() in NAMED_CONFIGS:
+        return _hf(named_config(name))
+    path = Path(name)
+    if path.name == "config.json" and path.is_file():
+        return read_config(path.parent)
+    if is_shape_file(name):
+        return _hf(read_shape(path).config)
+    if path.is_dir():
+        return read_config(path)
+    return _hf(named_config(name))  # says which names there are
+
+
+def _hf(config: NamedConfig) -> Any:
+    return hf_config(config, config.num_hidden_layers)
+
+
+class PaperModel:
+    """A model whose steps are followed on shapes alone.
+
+    Args:
+        config: A transformers config of a causal LM over text.
+        training: How it is trained.
+        dtype: Of its weights.
+        device_type: "cpu" or "cuda": whose attention kernels run.
+    """
+
+    def __init__(self, config: Any, training: Training, *, dtype: torch.dtype, device_type: str) -> None:
+        self.config, self.training, self.dtype, self.device_type = config, training, dtype, device_type
+        self.depth = int(config.get_text_config().num_hidden_layers)
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._steps: dict[int, FakeStep] = {}
+
+    @property
+    def state(self) -> ModelState:
+        """The parameters of the policy."""
+        return ModelState.of(self._step(self._depth_of(TRACED_LAYERS)).model, self.depth)
+
+    @property
+    def reference_state(self) -> ModelState | None:
+        """Those of the frozen copy; None without one."""
+        reference = self._step(self._depth_of(TRACED_LAYERS)).reference
+        return None if reference is None else ModelState.of(reference, self.depth)
+
+    def step(self, path: PathName, lengths: Sequence[GroupLengths], *, checked: bool = True) -> list[Repeated]:
+        """Follow a step.
+
+        Args:
+            path: How log-probs are computed.
+            lengths: The batch.
+            checked: Trace a layer more, to see that layers are alike; leave it out for a model that was looked at.
+
+        Returns:
+            Its windows at full depth, the optimizer's excepted.
+        """
+        traced = self._depth_of(TRACED_LAYERS if checked else _FEWEST_LAYERS)
+        groups = [_group(each) for each in lengths]
+        found: dict[GroupLengths, list[Repeated]] = {}
+        if path != "unpadded":
+            return self._unrolled(path, groups, traced)
+        # Each sequence is a call of its own, so that what is known of one is known of all of its length.
+        sequences = [GroupLengths(each.prompt, (response,)) for each in lengths for response in each.responses]
+        for sequence in sequences:
+            if sequence not in found:
+                found[sequence] = self._unrolled(path, [_group(sequence)], traced)
+        return joined([found[sequence] for sequence in sequences])
+
+    def _unrolled(self, path: PathName, groups: Sequence[PreferenceGroup], traced: int) -> list[Repeated]:
+        windows = self._windows(path, groups, traced)
+        try:
+            return unrolled(windows, traced, self.depth)
+        except LayersDifferError:
+            return unrolled(self._windows(path, groups, self.depth), self.depth, self.depth)
+
+    def _windows(self, path: PathName, groups: Sequence[PreferenceGroup], num_layers: int) -> list[Window]:
+        (call,) = path_calls(path, groups)
+        return self._step(num_layers).windows(path, call)
+
+    def _depth_of(self, wanted: int) -> int:
+        return min(wanted, self.depth)
+
+    def _step(self, num_layers: int) -> FakeStep:
+        if num_layers not in self._steps:
+            self._steps[num_layers] = FakeStep(
+                model=self._build(self.training, num_layers),
+                reference=self._frozen_copy(num_layers) if self.training.train == "all" else None,
+                fake=self.fake,
+                device_type=self.device_type,
+                logit_chunk=self.training.logit_chunk,
+            )
+        return self._steps[num_layers]
+
+    def _frozen_copy(self, num_layers: int) -> Any:
+        return self._build(Training(train="all"), num_layers).requires_grad_(False).eval()
+
+    def _build(self, training: Training, num_layers: int) -> Any:
+        return build_fake(
+            self.config,
+            training,
+            num_layers=num_layers,
+            dtype=self.dtype,
+            fake=self.fake,
+            device_type=self.device_type,
+        )
+
+
+def _group(lengths: GroupLengths) -> PreferenceGroup:
+    positive, *negatives = ((_TOKEN,) * length for length in lengths.responses)
+    return PreferenceGroup((_TOKEN,) * lengths.prompt, (positive,), tuple(negatives))
