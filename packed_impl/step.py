@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -138,14 +138,36 @@ def dpo_loss(
         with reference.frozen(model, groups, forward) as ref_logps:
             ref = ref_logps(groups, packed)
         policy, balance = _with_routers(model, packed, forward, router_aux_loss_coef)
-    supervised_C = packed.supervised.to(policy[0].device)
-    logp_sums_K, ref_logp_sums_K = (
-        supervised_sums(torch.cat(logps), supervised_C, packed.completion_lengths) for logps in (policy, ref)
-    )
-    counts_K = supervised_counts(supervised_C, packed.completion_lengths)
+    found = packed_loss(policy, ref, packed.supervised, preference, groups)
+    if balance is None:
+        return found
+    return replace(found, loss=found.loss + router_aux_loss_coef * balance.loss, router_balance=balance)
+
+
+def packed_loss(
+    policy: list[Tensor],
+    ref: list[Tensor],
+    supervised_C: Tensor,
+    preference: PreferenceObjective,
+    groups: Sequence[Group],
+) -> PackedLoss:
+    """A preference objective over the log-probs of a batch, however they were computed.
+
+    Args:
+        policy: Policy log-probs of all tokens, one 1-D tensor per completion, in the standard order.
+        ref: The same under the frozen policy.
+        supervised_C: Which tokens count; bool, [C].
+        preference: The objective.
+        groups: The batch.
+
+    Returns:
+        The loss and its parts.
+    """
+    supervised_C, lengths = supervised_C.to(policy[0].device), [len(logps) for logps in policy]
+    logp_sums_K, ref_logp_sums_K = (supervised_sums(torch.cat(logps), supervised_C, lengths) for logps in (policy, ref))
+    counts_K = supervised_counts(supervised_C, lengths)
     terms = preference.terms(logp_sums_K, ref_logp_sums_K, counts_K, group_sizes(groups))
-    loss = terms.loss if balance is None else terms.loss + router_aux_loss_coef * balance.loss
-    return PackedLoss(loss, terms.rewards, terms.margins, policy, ref, balance)
+    return PackedLoss(terms.loss, terms.rewards, terms.margins, policy, ref)
 
 
 def sft_loss(

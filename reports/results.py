@@ -6,6 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from reports.cost_record import CostRecord
+from reports.cost_store import COST_FILE, read_cost, write_cost
+from reports.cost_terminal import print_cost
 from reports.data_record import DataReport
 from reports.data_store import DATA_REPORT_FILE, read_data_report, write_data_report
 from reports.data_terminal import print_data_report
@@ -16,16 +19,19 @@ from reports.kill_matrix import KillMatrix
 from reports.kill_matrix_store import KILL_MATRIX_FILE, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
 from reports.record import Record
+from reports.sharded_record import ShardedRecord
+from reports.sharded_store import SHARDED_FILE, read_sharded, write_sharded
+from reports.sharded_terminal import print_sharded
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix | DataReport | FamiliesRecord
+Result = Record | KillMatrix | DataReport | FamiliesRecord | ShardedRecord | CostRecord
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE)
+_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, SHARDED_FILE, COST_FILE)
 
 
 def read_result(path: Path) -> Result:
-    """Read a record of ``check``, a kill matrix, a report of ``data`` or ``simulate``, or one of ``families``.
+    """Read a record of any kind that this program writes.
 
     Args:
         path: The JSON file, or a folder that holds one of them.
@@ -49,9 +55,13 @@ def read_result(path: Path) -> Result:
         return read_data_report(path)
     if kind == "families":
         return read_families(path)
+    if kind == "sharded":
+        return read_sharded(path)
+    if kind == "cost":
+        return read_cost(path)
     raise RecordError(
         f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
-        "packparity data or one of packparity families"
+        "packparity data, or one of packparity families, sharded or cost"
     )
 
 
@@ -76,6 +86,10 @@ def print_result(result: Result, console: Console) -> None:
         print_kill_matrix(result, console)
     elif isinstance(result, FamiliesRecord):
         print_families(result, console)
+    elif isinstance(result, CostRecord):
+        print_cost(result, console)
+    elif isinstance(result, ShardedRecord):
+        print_sharded(result, console)
     else:
         print_data_report(result, console)
 
@@ -99,4 +113,8 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
         return write_kill_matrix(result, out_dir)
     if isinstance(result, FamiliesRecord):
         return write_families(result, out_dir)
+    if isinstance(result, CostRecord):
+        return write_cost(result, out_dir)
+    if isinstance(result, ShardedRecord):
+        return write_sharded(result, out_dir)
     return write_data_report(result, out_dir)

@@ -331,7 +331,7 @@ def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
         "every weight": (every_weight, named(over_one), OBJECTIVE),
         "routers": (
             with_routers,
-            named(tuple(of_routers) if not options.cases else cases),
+            named(tuple(of_routers)),
             replace(OBJECTIVE, router_aux_loss_coef=COEFFICIENT_OF_ROUTERS),
         ),
     }

@@ -260,7 +260,7 @@ def _run_case(
             if len(request.dtypes) > 1 and holder.expects_the_same_in_all_dtypes:
                 oracle_cache[case.name] = expected
         forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
-        noise = _noise_sample(case, forms, expected)
+        noise = noise_sample(case, forms, expected)
         ties = _ties(case, forms, holder, request.policy, dtype)
     except (SubjectError, StructureError) as error:
         raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
@@ -316,7 +316,17 @@ def _ties(
     return find_ties(list(forms.values()), case.groups, per_token, policy=policy, epsilon=epsilon)
 
 
-def _noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
+def noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
+    """Compare the forms of the unpacked path with the oracle and with each other.
+
+    Args:
+        case: The case.
+        forms: What each form gave, by its name; two at least.
+        expected: What the oracle gave.
+
+    Returns:
+        The comparisons.
+    """
     sizes = gradient_sizes(expected.gradients or {})
     return NoiseSample(
         case.name,

@@ -126,7 +126,7 @@ def record_run(
         counts=dict(Counter(result.verdict.value for result in outcome.results)),
         num_compared=sum(result.num_compared for result in outcome.results),
         variations=list(request.variations),
-        subjects=[_subject_record(subject) for subject in request.subjects],
+        subjects=[subject_record(subject) for subject in request.subjects],
         summaries=[_summary_record(summary) for summary in summaries],
         results=[_result_record(result) for result in outcome.results],
         exact_checks=[_exact_check_record(finding) for finding in findings],
@@ -174,7 +174,7 @@ def run_fields(request: GateRequest, model: ModelUnderTest, facts: RunFacts, *, 
         objective=_objective_record(request),
         seeds=facts.seeds,
         policy=request.policy.model_dump(),
-        cases=[_case_record(case) for case in request.cases],
+        cases=[case_record(case) for case in request.cases],
         timing=TimingRecord(
             total_s=facts.total_s,
             import_s=facts.import_s,
@@ -265,7 +265,8 @@ def _weights_sha256(parameters: Sequence[tuple[str, nn.Parameter]]) -> str:
     return digest.hexdigest()
 
 
-def _subject_record(subject: Subject) -> SubjectRecord:
+def subject_record(subject: Subject) -> SubjectRecord:
+    """What a record says of a subject."""
     layout = cast(Literal["packed", "unpacked"], layout_of(subject))
     return SubjectRecord(
         name=subject.name,
@@ -276,7 +277,8 @@ def _subject_record(subject: Subject) -> SubjectRecord:
     )
 
 
-def _case_record(case: Case) -> CaseRecord:
+def case_record(case: Case) -> CaseRecord:
+    """What a record says of a case: lengths, no tokens."""
     return CaseRecord(
         name=case.name,
         why=case.why,
@@ -331,14 +333,15 @@ def _result_record(result: Result) -> ResultRecord:
         dtype=cast(DtypeName, result.dtype),
         verdict=result.verdict.value,
         reasons=list(result.reasons),
-        judgements=[_judgement_record(judgement) for judgement in result.judgements],
+        judgements=[judgement_record(judgement) for judgement in result.judgements],
         slots=slots,
         num_compared=result.num_compared,
         decisions=None if result.decisions is None else DecisionsRecord(**asdict(result.decisions)),
     )
 
 
-def _judgement_record(judgement: Judgement) -> JudgementRecord:
+def judgement_record(judgement: Judgement) -> JudgementRecord:
+    """What a record says of a judgement."""
     budget = judgement.budget
     return JudgementRecord(
         quantity=judgement.quantity,
