@@ -13,7 +13,7 @@ from verify.default_cases.objectives import objective_cases
 from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import biting_cases
-from verify.faults.fault import Mutation
+from verify.faults.fault import Fault, Mutation
 from verify.faults.kernels import NOISY_KERNELS, NoisyKernel
 from verify.faults.selection import asked_where_it_bites, select_mutations
 from verify.gate import GateRequest
@@ -94,8 +94,8 @@ class PlannedRun:
     def exact_pieces(self) -> list[ExactPiece]:
         """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
 
-        Nor faults of images, routers and other frozen policies: the cases of the checks have none of these. Nor those
-        of a step that trains every weight, which are about gradients and the frozen policy.
+        Nor faults of images, routers and other frozen policies: the cases of the checks have none of these. Of those of
+        a step that trains every weight only what a check is named for.
         """
         if self.kernel is not None:
             return []
@@ -187,8 +187,10 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
                 mutations={s.name: mutation for s, (mutation, _) in zip(subjects, chosen, strict=True)},
                 exact_under={
                     s.name: objective
-                    for s, (_, shown_by) in zip(subjects, chosen, strict=True)
-                    if ground in ("text", "images") and (objective := _exact_under(shown_by[0])) is not None
+                    for s, (mutation, shown_by) in zip(subjects, chosen, strict=True)
+                    if ground != "routers"
+                    and (ground != "every weight" or _is_for_exact_checks(mutation))
+                    and (objective := _exact_under(shown_by[0])) is not None
                 },
                 kernel=kernel,
             )
@@ -236,6 +238,10 @@ def _exact_under(case: Case) -> ComparingName | None:
     if case.has_images or case.reference is not None:
         return None
     return case.objective_name if case.objective_name in COMPARING_NAMES else OBJECTIVE.name
+
+
+def _is_for_exact_checks(mutation: Mutation) -> bool:
+    return isinstance(mutation, Fault) and not {"parity", "packed-ran"} & set(mutation.must_kill)
 
 
 def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:

@@ -185,10 +185,10 @@ def _run_passes(
             loss, rewards, done = _reward_model(
                 subject, model, groups, objective, apply_objective, differentiable, phases
             )
-            gradients = lora_gradients(loss, model, done=done) if differentiable else None
+            gradients = trained_gradients(loss, model, done=done) if differentiable else None
         elif owns_loss(subject):
             loss, rewards, logps, balance, done = _own_loss(subject, model, groups, objective, differentiable, phases)
-            gradients = lora_gradients(loss, model, done=done) if differentiable else None
+            gradients = trained_gradients(loss, model, done=done) if differentiable else None
             if logps is None:
                 logps = _policy_and_reference(subject, model, groups, objective, False, phases)
         else:
@@ -198,7 +198,7 @@ def _run_passes(
             if logps.router_loss is not None:
                 loss = loss + objective.router_aux_loss_coef * logps.router_loss
                 balance = logps.balance
-            gradients = lora_gradients(loss, model) if differentiable else None
+            gradients = trained_gradients(loss, model) if differentiable else None
     elapsed_s = time.perf_counter() - start
     return _Passes(
         tuple(map(to_float64, logps.policy)),
@@ -348,8 +348,8 @@ def _own_loss(
     return loss, rewards, _Logps(policy, reference), balance, done
 
 
-def lora_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str, Tensor]:
-    """Run backward and read the gradient of every LoRA tensor.
+def trained_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str, Tensor]:
+    """Run backward and read the gradient of every tensor that is trained.
 
     Args:
         loss: The loss.
@@ -365,17 +365,15 @@ def lora_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str,
     trained = [(name, p) for name, p in named_parameters(named_modules(model)) if p.requires_grad]
     filled = [name for name, parameter in trained if parameter.grad is not None]
     if done and not filled:
-        raise SubjectError("backward_done is True, but no LoRA tensor has a gradient")
+        raise SubjectError("backward_done is True, but nothing that is trained has a gradient")
     if filled and not done:
         raise SubjectError(
-            f"the gradient of {lora_tensor_name(filled[0])} was there before backward: gradients must come from the "
+            f"the gradient of {trained_name(filled[0])} was there before backward: gradients must come from the "
             "loss that is returned, and the runner calls backward (or set backward_done)"
         )
     if not done:
         loss.backward()  # type: ignore[no-untyped-call]
-    return {
-        lora_tensor_name(name): to_float64(parameter.grad) for name, parameter in trained if parameter.grad is not None
-    }
+    return {trained_name(name): to_float64(parameter.grad) for name, parameter in trained if parameter.grad is not None}
 
 
 def _looked_up(model: Any) -> str:
@@ -387,7 +385,7 @@ def _looked_up(model: Any) -> str:
         for name, parameter in module._parameters.items()
         if parameter is not None and parameter is weight
     ]
-    return lora_tensor_name(names[0]) if len(names) == 1 else ""
+    return trained_name(names[0]) if len(names) == 1 else ""
 
 
 def to_float64(tensor: Tensor) -> Tensor:
@@ -395,11 +393,11 @@ def to_float64(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64, copy=True)
 
 
-def lora_tensor_name(parameter_name: str) -> str:
-    """Name of a LoRA tensor without PEFT's wrapping.
+def trained_name(parameter_name: str) -> str:
+    """Name of a trained tensor without PEFT's wrapping.
 
     ``base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight`` becomes ``model.layers.0.mlp.up_proj.lora_A``.
-    Another trained tensor, as the head of a reward model, keeps the name that it has in the model.
+    Any other, a weight or the head of a reward model, keeps the name that it has in the model.
     """
     name = parameter_name.removeprefix("base_model.model.")
     return name.removesuffix(".weight").removesuffix(".default") if ".lora_" in name else name

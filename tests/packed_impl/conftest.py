@@ -125,7 +125,7 @@ def unpacked_logps() -> Callable[..., list[Tensor]]:
 
 
 @pytest.fixture
-def lora_gradients() -> Callable[..., dict[str, Tensor]]:
+def trained_gradients() -> Callable[..., dict[str, Tensor]]:
     """Gradient of a sum that weighs every completion token differently, so that no two errors cancel by symmetry."""
 
     def run(model: nn.Module, logps: Sequence[Tensor]) -> dict[str, Tensor]:
