@@ -94,3 +94,20 @@ def full_gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without its sharding; of one that is sharded all ranks have to ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def reshard_all(model: nn.Module) -> None:
+    """Let every module of a sharded model hold its shards again.
+
+    After a forward pass without a backward pass the root holds whole parameters, and others may.
+    """
+    for module in all_modules(model):
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local_shards(model: nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's part of every parameter and every buffer of a sharded model, by name; not copies."""
+    reshard_all(model)
+    tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    return {name: t.to_local().detach() if isinstance(t, DTensor) else t.detach() for name, t in tensors}

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 from reference_impl.attention import Attention, causal_attention
 from reference_impl.config import DecoderConfig
 from reference_impl.experts import Experts, experts_mlp
-from reference_impl.frozen import frozen_product
+from reference_impl.frozen import product
 from reference_impl.lora import Lora, check_lora, linear
 from reference_impl.parameters import EMBEDDING, FINAL_NORM, HEAD, Weights, check_weights, layer_name
 from reference_impl.rope import rotary_angles, rotary_frequencies, rotate
@@ -27,7 +27,9 @@ from reference_impl.rope import rotary_angles, rotary_frequencies, rotate
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a decoder makes of one sequence, float64, differentiable in the adapters' factors.
+    """What a decoder makes of one sequence, float64.
+
+    Differentiable in the adapters' factors, and in weights that require grad.
 
     Args:
         hidden_TD: Hidden states after the final norm.
@@ -65,9 +67,9 @@ def decode(
 
     Args:
         ids: Token ids of the sequence, T of them.
-        weights: Frozen weights by Hugging Face name, of any floating dtype.
+        weights: Weights by Hugging Face name, of any floating dtype.
         config: The decoder.
-        lora: Adapters by module name; None for the frozen model.
+        lora: Adapters by module name; None for a model without.
         positions: Rotary position of each token, [T]; 0 .. T-1 if None.
         attend: The attention step, called with the window of each layer.
 
@@ -81,7 +83,7 @@ def decode(
     lora = {} if lora is None else lora
     check_lora(lora, config)
     check_weights(weights, config)
-    embedding_VD = weights[f"{EMBEDDING}.weight"].detach()
+    embedding_VD = weights[f"{EMBEDDING}.weight"]
     ids_T = _checked_ids(ids, config.vocab_size).to(embedding_VD.device)
     positions_T = torch.arange(len(ids), device=ids_T.device) if positions is None else positions.to(ids_T.device)
     if positions_T.shape != ids_T.shape:
@@ -96,7 +98,7 @@ def decode(
         x_TD = x_TD + _attention_block(normed_TD, index, weights, config, lora, rotation, attend)
         normed_TD = rms_norm(x_TD, weights[f"{layer}.post_attention_layernorm.weight"], config.rms_norm_eps)
         if config.experts is not None and index in config.experts.layers:
-            router_scores.append(frozen_product(normed_TD, weights[f"{layer}.mlp.gate.weight"]))
+            router_scores.append(product(normed_TD, weights[f"{layer}.mlp.gate.weight"]))
             x_TD = x_TD + _experts_block(normed_TD, router_scores[-1], f"{layer}.mlp.experts", weights, config.experts)
         else:
             x_TD = x_TD + _dense_mlp(normed_TD, f"{layer}.mlp", weights, lora)
@@ -110,8 +112,8 @@ def logits_at(hidden_TD: Tensor, places: Sequence[int], weights: Weights, lora: 
     Args:
         hidden_TD: Output of :func:`hidden_states`.
         places: The P places in the sequence to look at.
-        weights: Frozen weights by name.
-        lora: Adapters by module name; None for the frozen model.
+        weights: Weights by name.
+        lora: Adapters by module name; None for a model without.
 
     Returns:
         Logits, float64, [P, V].
@@ -122,7 +124,7 @@ def logits_at(hidden_TD: Tensor, places: Sequence[int], weights: Weights, lora: 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang, Sennrich 2019, equation 4)."""
-    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight.detach().to(torch.float64)
+    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight.to(torch.float64)
 
 
 def _attention_block(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from reference_impl.frozen import frozen_product
+from reference_impl.frozen import product
 
 Layers = frozenset[int]
 
@@ -73,7 +73,7 @@ def experts_mlp(x_TD: Tensor, scores_TE: Tensor, gate_up: Tensor, down: Tensor, 
         token_C, rank_C = torch.where(chosen_TX == expert)
         if not len(token_C):
             continue
-        gate, up = frozen_product(x_TD[token_C], gate_up[expert]).chunk(2, dim=-1)
-        out_CD = frozen_product(silu(gate) * up, down[expert])
+        gate, up = product(x_TD[token_C], gate_up[expert]).chunk(2, dim=-1)
+        out_CD = product(silu(gate) * up, down[expert])
         y_TD = y_TD.index_add(0, token_C, shares_TX[token_C, rank_C, None] * out_CD)
     return y_TD

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from reference_impl.batch_objective import ObjectiveName
 from reference_impl.config import DecoderConfig
-from reference_impl.gradients import named_factors
+from reference_impl.gradients import Train, named_factors
 from reference_impl.groups import Group
 from reference_impl.lora import Lora
 from reference_impl.parameters import Weights
@@ -33,9 +33,14 @@ def random_direction(lora: Lora, generator: Generator) -> dict[str, Tensor]:
     """
     if not lora:
         raise ValueError("no LoRA factors: there is nothing to move")
+    return random_direction_of(named_factors(lora), generator)
+
+
+def random_direction_of(tensors: Mapping[str, Tensor], generator: Generator) -> dict[str, Tensor]:
+    """The same in the space of any tensors together, such as all weights of a model."""
     drawn: dict[str, Tensor] = {}
-    for name, factor in named_factors(lora).items():
-        drawn[name] = torch.randn(factor.shape, generator=generator, dtype=torch.float64).to(factor.device)
+    for name, tensor in tensors.items():
+        drawn[name] = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
     length = torch.stack([noise.square().sum() for noise in drawn.values()]).sum().sqrt()
     return {name: noise / length for name, noise in drawn.items()}
 
@@ -49,6 +54,14 @@ def moved(lora: Lora, direction: Mapping[str, Tensor], distance: float) -> Lora:
             B=factors.B.detach().to(torch.float64) + distance * direction[f"{module}.lora_B"],
         )
         for module, factors in lora.items()
+    }
+
+
+def moved_weights(weights: Weights, direction: Mapping[str, Tensor], distance: float) -> dict[str, Tensor]:
+    """The weights, in float64, after a step of ``distance`` along ``direction``."""
+    return {
+        name: weight.detach().to(torch.float64) + distance * direction[name] if name in direction else weight
+        for name, weight in weights.items()
     }
 
 
@@ -70,6 +83,7 @@ def slope_from_losses(
     lora: Lora,
     direction: Mapping[str, Tensor],
     *,
+    train: Train = "lora",
     objective: ObjectiveName = "sigmoid",
     beta: float | None = None,
     label_smoothing: float | None = None,
@@ -81,10 +95,11 @@ def slope_from_losses(
 
     Args:
         groups: The groups.
-        weights: Frozen weights by name.
+        weights: Weights by name.
         config: The decoder.
-        lora: The adapters at which to measure.
-        direction: From :func:`random_direction`.
+        lora: The adapters at which to measure; empty where every weight is trained.
+        direction: From :func:`random_direction`, or where every weight is trained from :func:`random_direction_of`.
+        train: As in :func:`reference_impl.step.oracle_step`.
         objective: As in :func:`reference_impl.step.oracle_step`.
         beta: As in :func:`reference_impl.step.oracle_step`.
         label_smoothing: As in :func:`reference_impl.step.oracle_step`.
@@ -97,12 +112,13 @@ def slope_from_losses(
     """
 
     def loss(steps: int) -> float:
-        shifted = moved(lora, direction, steps * distance)
+        far = steps * distance
         step = oracle_step(
             groups,
-            weights,
+            moved_weights(weights, direction, far) if train == "all" else weights,
             config,
-            shifted,
+            lora if train == "all" else moved(lora, direction, far),
+            train=train,
             objective=objective,
             beta=beta,
             label_smoothing=label_smoothing,

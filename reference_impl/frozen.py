@@ -1,4 +1,4 @@
-"""Products with weights that get no gradient, in float64, over weights that are kept in the dtype they arrived in.
+"""Products with weights, in float64; those that are not trained are kept in the dtype they arrived in.
 
 Legend: T tokens, I input features, O output features.
 """
@@ -30,8 +30,8 @@ class _FrozenProduct(torch.autograd.Function):
         return grad_TO @ weight_OI.to(torch.float64), None
 
 
-def frozen_product(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
-    """``x W^T`` in float64, differentiable in x only.
+def product(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
+    """``x W^T`` in float64, differentiable in x, and in a weight that requires grad.
 
     Args:
         x_TI: Input, float64, [T, I].
@@ -40,5 +40,7 @@ def frozen_product(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     Returns:
         Output, float64, [T, O].
     """
-    product: Tensor = _FrozenProduct.apply(x_TI, weight_OI.detach())  # type: ignore[no-untyped-call]
-    return product
+    if weight_OI.requires_grad:
+        return x_TI @ weight_OI.to(torch.float64).T
+    output: Tensor = _FrozenProduct.apply(x_TI, weight_OI)  # type: ignore[no-untyped-call]
+    return output

@@ -1,16 +1,66 @@
-"""Gradients by name: ``<module>.lora_A`` and ``<module>.lora_B`` of every adapter, and what else is trained."""
+"""What is trained, and its gradients by name.
+
+With adapters they are ``<module>.lora_A`` and ``<module>.lora_B``, with every weight trained the names of the weights:
+a head that is tied to the embedding is the same tensor, so that its gradient is the sum of both uses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from reference_impl.lora import Lora
+from reference_impl.parameters import Weights
 
 Gradients = Mapping[str, Tensor]
+Train = Literal["lora", "all"]
+"""What is trained: the factors of the adapters, or every weight of a model without adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The tensors that a step computes with, and those of them that it differentiates with respect to.
+
+    Args:
+        weights: Weights by Hugging Face name.
+        lora: Adapters by module name; empty where every weight is trained.
+        trained: The trained tensors, float64, by the names of their gradients.
+    """
+
+    weights: Weights
+    lora: Lora
+    trained: Mapping[str, Tensor]
+
+
+def policy_of(weights: Weights, lora: Lora, train: Train, *, requires_grad: bool) -> Policy:
+    """The tensors of a step, those that are trained as float64 leaves.
+
+    Args:
+        weights: Weights by name, of any floating dtype.
+        lora: Adapters by module name.
+        train: What is trained.
+        requires_grad: Whether the leaves require grad.
+
+    Returns:
+        The policy; nothing else of it requires grad.
+
+    Raises:
+        ValueError: An unknown name, or adapters on a model whose every weight is trained.
+    """
+    if train not in get_args(Train):
+        raise ValueError(f"train is {train!r}: expected one of {', '.join(get_args(Train))}")
+    if train == "lora":
+        factors = leaves(lora, requires_grad=requires_grad)
+        frozen = {name: weight.detach() for name, weight in weights.items()}
+        return Policy(frozen, factors, named_factors(factors))
+    if lora:
+        raise ValueError(f"every weight trained, and adapters on {next(iter(lora))}: leave the adapters out")
+    every = {name: leaf(weight, requires_grad=requires_grad) for name, weight in weights.items()}
+    return Policy(every, {}, every)
 
 
 def leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.config import DecoderConfig
-from reference_impl.frozen import frozen_product
+from reference_impl.frozen import product
 from reference_impl.parameters import EMBEDDING, HEAD, Weights, linear_shapes
 
 
@@ -76,7 +76,7 @@ def linear(x_TI: Tensor, module: str, weights: Weights, lora: Lora) -> Tensor:
     Args:
         x_TI: Input, float64, [T, I].
         module: Name of the module; a head without a weight of its own is tied to the embedding.
-        weights: The frozen weights by name, of any floating dtype.
+        weights: The weights by name, of any floating dtype.
         lora: The adapters by module name; a module without one is left as it is.
 
     Returns:
@@ -87,10 +87,10 @@ def linear(x_TI: Tensor, module: str, weights: Weights, lora: Lora) -> Tensor:
         weight = weights[f"{EMBEDDING}.weight"]
     if weight is None:
         raise ValueError(f"no weight called {module}.weight")
-    y_TO = frozen_product(x_TI, weight)
+    y_TO = product(x_TI, weight)
     bias = weights.get(f"{module}.bias")
     if bias is not None:
-        y_TO = y_TO + bias.detach().to(torch.float64)
+        y_TO = y_TO + bias.to(torch.float64)
     factors = lora.get(module)
     if factors is not None:
         A_RI, B_OR = factors.A.to(torch.float64), factors.B.to(torch.float64)

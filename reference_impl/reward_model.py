@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from reference_impl.config import DecoderConfig
 from reference_impl.decoder import hidden_states
-from reference_impl.gradients import Gradients, added, gradients_of, leaf, leaves, named_factors
+from reference_impl.gradients import Gradients, Policy, Train, added, gradients_of, leaf, policy_of
 from reference_impl.groups import Group, UnpackedSequence, unpack
 from reference_impl.lora import Lora
 from reference_impl.objectives import group_margins, mean_loss
@@ -33,8 +33,8 @@ class RewardStep:
         rewards: One per completion, group by group, positives before negatives, [completions].
         margins: Reward of a positive less that of a negative: group by group, positive by positive, [pairs].
         loss: Mean over groups of each one's mean over pairs, a scalar.
-        gradients: Gradient of the loss by factor, ``<module>.lora_A`` and ``.lora_B``, and that of the head as
-            ``score.weight``, shaped as it was given; None if not asked for.
+        gradients: Gradient of the loss by factor, ``<module>.lora_A`` and ``.lora_B``, or by weight, where every
+            weight is trained; and that of the head as ``score.weight``, shaped as it was given. None if not asked for.
     """
 
     rewards: Tensor
@@ -50,6 +50,7 @@ def oracle_reward_step(
     lora: Lora,
     head: Tensor,
     *,
+    train: Train = "lora",
     gradients: bool = True,
 ) -> RewardStep:
     """``-log sigma(r(p) - r(n))``, averaged over the pairs of a group and then over groups.
@@ -64,11 +65,12 @@ def oracle_reward_step(
 
     Args:
         groups: The groups; at least one positive and one negative each.
-        weights: Frozen weights by Hugging Face name, of any floating dtype. A head over the vocabulary may be missing,
-            and is not read.
+        weights: Weights by Hugging Face name, of any floating dtype. A head over the vocabulary may be missing, and is
+            not read.
         config: The decoder.
-        lora: The adapters by module name; empty for a head that is trained alone.
+        lora: The adapters by module name; empty for a head that is trained alone, and where every weight is trained.
         head: Weight of the head, [1, D] or [D], of any floating dtype; trained in full.
+        train: What is trained beside the head.
         gradients: Whether to differentiate.
 
     Returns:
@@ -85,10 +87,10 @@ def oracle_reward_step(
     body = {name: weight for name, weight in weights.items() if name != f"{HEAD}.weight"}
     # A decoder whose head is tied is one that has no weight of a head.
     headless = replace(config, tied=True)
-    trained_lora, trained_head = leaves(lora, requires_grad=gradients), leaf(head, requires_grad=gradients)
+    policy, trained_head = policy_of(body, lora, train, requires_grad=gradients), leaf(head, requires_grad=gradients)
     return reduce(
         _joined,
-        (_group_step(group, body, headless, trained_lora, trained_head, len(groups), gradients) for group in groups),
+        (_group_step(group, policy, headless, trained_head, len(groups), gradients) for group in groups),
     )
 
 
@@ -144,9 +146,8 @@ def completion_reward(
 
 def _group_step(
     group: Group,
-    weights: Weights,
+    policy: Policy,
     config: DecoderConfig,
-    lora: Lora,
     head: Tensor,
     num_groups: int,
     gradients: bool,
@@ -154,14 +155,16 @@ def _group_step(
     """The share of one group in the step of a batch of so many groups."""
     # Set rather than left alone, so that a caller's no_grad cannot turn a gradient off.
     with torch.set_grad_enabled(gradients):
-        rewards = torch.stack([completion_reward(each, weights, config, lora, head) for each in unpack([group])])
+        rewards = torch.stack(
+            [completion_reward(each, policy.weights, config, policy.lora, head) for each in unpack([group])]
+        )
         margins_PN = group_margins(rewards[: len(group.positives)], rewards[len(group.positives) :])
         loss = mean_loss(group_loss(margins_PN), num_groups)
     return RewardStep(
         rewards=rewards.detach(),
         margins=margins_PN.detach().flatten(),
         loss=loss.detach(),
-        gradients=gradients_of(loss, {**named_factors(lora), SCORE: head}) if gradients else None,
+        gradients=gradients_of(loss, {**policy.trained, SCORE: head}) if gradients else None,
     )
 
 

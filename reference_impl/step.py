@@ -1,4 +1,4 @@
-"""One step of the oracle: log-probs, loss, rewards, margins and LoRA gradients, in float64."""
+"""One step of the oracle: log-probs, loss, rewards, margins and gradients of what is trained, in float64."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ from reference_impl.batch_objective import (
     objective_named,
 )
 from reference_impl.config import DecoderConfig
-from reference_impl.gradients import Gradients, added, gradients_of, leaves, named_factors
+from reference_impl.gradients import Gradients, Policy, Train, added, gradients_of, policy_of
 from reference_impl.groups import Group, unpack
 from reference_impl.logps import completion_logps
 from reference_impl.lora import Lora, check_lora
 from reference_impl.parameters import Weights, check_weights
 from reference_impl.preference import Preference
-from reference_impl.ref_policy import AdaptersOff, PerTokenLogps, RefPolicy, check_ref_policy, ref_logps_by_group
+from reference_impl.ref_policy import (
+    AdaptersOff,
+    FrozenAdapter,
+    PerTokenLogps,
+    RefPolicy,
+    check_ref_policy,
+    ref_logps_by_group,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,8 @@ class OracleStep:
         rewards: One per completion, [completions]; empty for SFT.
         margins: One per positive and negative of a group: group by group, positive by positive, [pairs]; empty for
             SFT.
-        gradients: Gradient of the loss by factor, ``<module>.lora_A`` and ``.lora_B``; None if not asked for.
+        gradients: Gradient of the loss by factor, ``<module>.lora_A`` and ``.lora_B``, or by weight, where every
+            weight is trained; None if not asked for.
     """
 
     per_token_logps: PerTokenLogps
@@ -56,6 +64,7 @@ def oracle_step(
     config: DecoderConfig,
     lora: Lora,
     *,
+    train: Train = "lora",
     objective: ObjectiveName = "sigmoid",
     beta: float | None = None,
     label_smoothing: float | None = None,
@@ -67,19 +76,22 @@ def oracle_step(
 
     The loss is a sum over groups, so each group is differentiated on its own and its graph freed before the next.
     Memory is that of the weights as given, of one group's activations and of the largest weight in float64.
-    Weights given in float64 are never cast: about a quarter faster than float32 ones, for twice their memory.
+    Weights given in float64 are never cast: about a quarter faster than float32 ones, for twice their memory. Where
+    every weight is trained, memory is three times that of all weights in float64: copies, gradients of one group, sums.
 
     Args:
         groups: The groups; at least one positive and one negative each, positives only for SFT.
-        weights: Frozen weights by Hugging Face name, of any floating dtype; they get no gradient.
+        weights: Weights by Hugging Face name, of any floating dtype.
         config: The decoder.
-        lora: The adapters of the policy by module name.
+        lora: The adapters of the policy by module name; empty where every weight is trained.
+        train: What is trained.
         objective: One of :data:`reference_impl.batch_objective.OBJECTIVE_NAMES`.
         beta: Strength of the pull towards the frozen policy; SFT has none and ignores it.
         label_smoothing: Assumed share of swapped labels, for the objectives that have it
             (:data:`reference_impl.preference.SMOOTHED`); SFT ignores it.
         nll_weight: Weight of the likelihood of positives; None for 1 under RPO and GroupDPO, else 0; SFT ignores it.
-        ref_policy: The frozen policy; None for the policy's model without its adapters. SFT has none.
+        ref_policy: The frozen policy; None for the policy's model without its adapters, which is none where every
+            weight is trained. SFT has none.
         gradients: Whether to differentiate; without it one forward pass per policy and completion is all.
 
     Returns:
@@ -91,28 +103,38 @@ def oracle_step(
     """
     chosen_objective = objective_named(objective, beta, label_smoothing, nll_weight)
     sizes = check_groups(groups, chosen_objective)
-    if gradients and not lora:
+    if gradients and train == "lora" and not lora:
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
 
     check_lora(lora, config)
     check_weights(weights, config)
-    ref_logps = _ref_logps(chosen_objective, ref_policy, groups, weights, config)
-    policy = leaves(lora, requires_grad=gradients)
+    policy = policy_of(weights, lora, train, requires_grad=gradients)
+    ref_logps = _ref_logps(chosen_objective, ref_policy, groups, policy, config, train)
     shares = (
-        _group_step(group, of_group, weights, config, policy, chosen_objective, sizes, gradients)
+        _group_step(group, of_group, policy, config, chosen_objective, sizes, gradients)
         for group, of_group in zip(groups, ref_logps, strict=True)
     )
     return reduce(_joined, shares)
 
 
 def _ref_logps(
-    objective: Objective, ref_policy: RefPolicy | None, groups: Sequence[Group], weights: Weights, config: DecoderConfig
+    objective: Objective,
+    ref_policy: RefPolicy | None,
+    groups: Sequence[Group],
+    policy: Policy,
+    config: DecoderConfig,
+    train: Train,
 ) -> Iterable[PerTokenLogps]:
     """The frozen policy's log-probs, group by group; nothing for any group under an objective without such a policy."""
     if isinstance(objective, Preference):
         chosen = AdaptersOff() if ref_policy is None else ref_policy
+        if train == "all" and isinstance(chosen, AdaptersOff | FrozenAdapter):
+            raise ValueError(
+                f"the reference policy {chosen.name!r} where every weight is trained: it would be trained as well; "
+                "give a separate model or cached log-probs"
+            )
         check_ref_policy(chosen, groups, config)
-        return ref_logps_by_group(chosen, groups, weights, config)
+        return ref_logps_by_group(chosen, groups, policy.weights, config)
     if ref_policy is not None:
         raise ValueError(f"SFT with the reference policy {ref_policy.name!r}: it has none, leave it out")
     return [()] * len(groups)
@@ -121,9 +143,8 @@ def _ref_logps(
 def _group_step(
     group: Group,
     ref_logps: PerTokenLogps,
-    weights: Weights,
+    policy: Policy,
     config: DecoderConfig,
-    policy: Lora,
     objective: Objective,
     sizes: BatchSizes,
     gradients: bool,
@@ -132,7 +153,7 @@ def _group_step(
     sequences = unpack([group])
     # Set rather than left alone, so that a caller's no_grad cannot turn a gradient off.
     with torch.set_grad_enabled(gradients):
-        logps = tuple(completion_logps(sequence, weights, config, policy) for sequence in sequences)
+        logps = tuple(completion_logps(sequence, policy.weights, config, policy.lora) for sequence in sequences)
         values = group_share(logps, ref_logps, group, objective, sizes)
     return OracleStep(
         per_token_logps=tuple(each.detach() for each in logps),
@@ -140,7 +161,7 @@ def _group_step(
         loss=values.loss.detach(),
         rewards=values.rewards.detach(),
         margins=values.margins.detach(),
-        gradients=gradients_of(values.loss, named_factors(policy)) if gradients else None,
+        gradients=gradients_of(values.loss, policy.trained) if gradients else None,
     )
 
 

@@ -128,10 +128,14 @@ def _later_than_its_version(record: Record) -> str | None:
         return "a reward model"
     if version < 5 and record.model.expected_by != "oracle":
         return f"expectations of {record.model.expected_by}"
+    if version < 5 and record.model.train != "lora":
+        return "a model whose every weight is trained"
     if version < 5 and any(summary.dtype == "autocast-bfloat16" for summary in record.summaries):
         return "autocast"
     if version < 5 and (over := [case.name for case in record.cases if case.reference]):
         return f"case {over[0]} over a frozen policy of its own"
+    if version < 5 and any(result.slots and result.slots.pairwise_images for result in record.results):
+        return "images"
     if version < 5 and record.model_with_images is not None:
         return "a second model"
     return None

@@ -9,7 +9,7 @@ from reports.words import NONE, count, depth, plural, seconds, setting, size
 
 
 def model_facts(record: Record) -> dict[str, str]:
-    """The model, its adapters, and the objective."""
+    """The model, what is trained of it, and the objective."""
     model, other = record.model, record.model_with_images
     return {
         "model": model.name,
@@ -18,7 +18,8 @@ def model_facts(record: Record) -> dict[str, str]:
         "weights": model.weights,
         "weights SHA-256": model.weights_sha256 or NONE,
         "config": setting(model.config),
-        "LoRA": setting(model.lora),
+        "trained": "LoRA adapters" if model.train == "lora" else "every weight; there are no adapters",
+        **({"LoRA": setting(model.lora)} if model.train == "lora" else {}),
         "expected by": _expected_by(model),
         "objective": setting(record.objective),
         **({} if other is None else {"of images": f"{other.name}, {other.weights}; expected by {_expected_by(other)}"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reports.forecast_record import ForecastRecord, PathRecord
 from reports.words import count, plural, size
 
-UNPACKED = ("padded", "unpadded")
+UNPACKED = ("padded", "unpadded", "padding-free")
 
 
 def title(record: ForecastRecord) -> str:

@@ -17,12 +17,12 @@ from reports.words import NO_REASON, QUANTITIES, against, at, budget_name, count
 FAMILIES: dict[str, tuple[QuantityName, ...]] = {
     "log-probs": ("per_token_logps",),
     "ref log-probs": ("ref_per_token_logps",),
-    "rewards, margins, loss": ("rewards", "margins", "loss"),
+    "rewards, margins, loss": ("rewards", "margins", "router_probs", "router_shares", "loss"),
     "gradients": ("gradients",),
 }
 """The columns of a summary: the quantities that each of them covers."""
 
-_HOW_MANY_TENSORS = re.compile(r"\((\d+ of \d+ LoRA tensors)\)$")
+_HOW_MANY_TENSORS = re.compile(r"\((\d+ of \d+ (?:LoRA )?tensors)\)$")
 
 WHOLE_CASE = "the whole case"
 """What was left out where a subject was not judged on a case at all."""

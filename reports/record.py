@@ -34,7 +34,9 @@ ComparingName = PreferenceName | Literal["reward-model"]
 ObjectiveName = ComparingName | Literal["sft-token-mean", "sft-example-mean"]
 ReferenceName = Literal["adapters-off", "frozen-adapter", "separate-model", "cached"]
 CaseKind = Literal["pairs", "groups", "examples"]
-QuantityName = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
+QuantityName = Literal[
+    "per_token_logps", "ref_per_token_logps", "router_probs", "router_shares", "rewards", "margins", "loss", "gradients"
+]
 
 VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
 NOT_A_PASS: tuple[VerdictName, ...] = ("ERROR", "FAIL", "INCONCLUSIVE")
@@ -81,6 +83,9 @@ class ModelRecord(_Frozen):
     """Depth of the published config; larger than ``num_layers`` if the depth was cut."""
     config: Settings
     lora: Settings
+    """Empty where every weight is trained."""
+    train: Literal["lora", "all"] = "lora"
+    """What is trained: LoRA adapters, or every weight of a model without adapters."""
     expected_by: Literal["oracle", "unpacked-float64"] = "oracle"
     """What "to the oracle" means: the oracle, or the unpacked path in float64, where the oracle has no such model."""
 
@@ -159,7 +164,7 @@ class JudgementRecord(_Frozen):
     budget_kind: Literal["oracle", "differential"]
     """Distance to the oracle, or to the unpacked witness."""
     statistic: Literal["max", "rms"]
-    unit: Literal["nats", "relative"]
+    unit: Literal["nats", "relative", "share"]
     verdict: VerdictName
     reason: Text
     """Empty on PASS."""
@@ -195,6 +200,10 @@ class SlotsRecord(_Frozen):
     forward_calls: Count
     pairwise_slots: Count
     """What one unpadded row per completion would have fed."""
+    images: Count = 0
+    """Images that passed the tower that sees them."""
+    pairwise_images: Count = 0
+    """What one row per completion would have run through it."""
 
 
 class DecisionsRecord(_Frozen):

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from reports.cost_record import CostRecord
+from reports.cost_store import COST_FILE, read_cost, write_cost
+from reports.cost_terminal import print_cost
 from reports.data_record import DataReport
 from reports.data_store import DATA_REPORT_FILE, read_data_report, write_data_report
 from reports.data_terminal import print_data_report
@@ -18,17 +21,34 @@ from reports.forecast_terminal import print_forecast
 from reports.kill_matrix import KillMatrix
 from reports.kill_matrix_store import KILL_MATRIX_FILE, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
+from reports.preflight_record import PreflightRecord
+from reports.preflight_store import PREFLIGHT_FILE, read_preflight, write_preflight
+from reports.preflight_terminal import print_preflight
 from reports.record import Record
+from reports.sharded_record import ShardedRecord
+from reports.sharded_store import SHARDED_FILE, read_sharded, write_sharded
+from reports.sharded_terminal import print_sharded
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix | DataReport | FamiliesRecord | ForecastRecord
+Result = (
+    Record | KillMatrix | DataReport | FamiliesRecord | ShardedRecord | CostRecord | PreflightRecord | ForecastRecord
+)
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, FORECAST_FILE)
+_FILES = (
+    FORECAST_FILE,
+    RECORD_FILE,
+    KILL_MATRIX_FILE,
+    DATA_REPORT_FILE,
+    FAMILIES_FILE,
+    SHARDED_FILE,
+    COST_FILE,
+    PREFLIGHT_FILE,
+)
 
 
 def read_result(path: Path) -> Result:
-    """Read a record of ``check``, a kill matrix, or a result of ``data``, ``simulate``, ``families`` or ``forecast``.
+    """Read a record of any kind that this program writes.
 
     Args:
         path: The JSON file, or a folder that holds one of them.
@@ -54,9 +74,15 @@ def read_result(path: Path) -> Result:
         return read_families(path)
     if kind == "forecast":
         return read_forecast(path)
+    if kind == "preflight":
+        return read_preflight(path)
+    if kind == "sharded":
+        return read_sharded(path)
+    if kind == "cost":
+        return read_cost(path)
     raise RecordError(
         f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
-        "packparity data, or a result of packparity families or forecast"
+        "packparity data, or one of packparity families, sharded, cost, preflight or forecast"
     )
 
 
@@ -83,6 +109,12 @@ def print_result(result: Result, console: Console) -> None:
         print_families(result, console)
     elif isinstance(result, ForecastRecord):
         print_forecast(result, console)
+    elif isinstance(result, PreflightRecord):
+        print_preflight(result, console)
+    elif isinstance(result, CostRecord):
+        print_cost(result, console)
+    elif isinstance(result, ShardedRecord):
+        print_sharded(result, console)
     else:
         print_data_report(result, console)
 
@@ -108,4 +140,10 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
         return write_families(result, out_dir)
     if isinstance(result, ForecastRecord):
         return write_forecast(result, out_dir)
+    if isinstance(result, PreflightRecord):
+        return write_preflight(result, out_dir)
+    if isinstance(result, CostRecord):
+        return write_cost(result, out_dir)
+    if isinstance(result, ShardedRecord):
+        return write_sharded(result, out_dir)
     return write_data_report(result, out_dir)

@@ -95,6 +95,11 @@ class Case:
         return sum(len(group.prompt_ids) + len(ids) for group in self.groups for ids in group.completions)
 
     @property
+    def pairwise_images(self) -> int:
+        """Images that pass a vision tower where each completion has a row of its own."""
+        return sum(len(group.images) * len(group.completions) for group in self.groups)
+
+    @property
     def can_save(self) -> bool:
         """Whether packing shows here in what is fed.
 

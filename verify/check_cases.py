@@ -15,6 +15,7 @@ from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.images import ImageFormat
 from verify.objective import REWARD_MODEL, ComparingName
+from verify.training import references_under
 
 if TYPE_CHECKING:
     from verify.check_request import CheckOptions
@@ -64,8 +65,8 @@ def choose_cases(
     chosen = _named(options.cases, cases) if options.cases else default
     if objective != "sigmoid":
         chosen = tuple(under(case, objective) for case in chosen)
-    if options.reference != "adapters-off":
-        chosen = tuple(over(case, case.reference or options.reference) for case in chosen)
+    if options.frozen_policy != "adapters-off":
+        chosen = tuple(over(case, case.reference or options.frozen_policy) for case in chosen)
     return tuple(chosen), loaded
 
 
@@ -92,8 +93,8 @@ def _own_cases(
     others = objective_cases(vocab_size, options.seed) if objective == "sigmoid" else ()
     of_run = [case for case in others if reward_models or case.objective_name != REWARD_MODEL]
     over_others = () if objective == REWARD_MODEL else reference_cases(vocab_size, options.seed)
-    if options.reference == "adapters-off":
-        of_run += over_others
+    if options.reference in (None, "adapters-off"):
+        of_run += [case for case in over_others if case.reference in references_under(options.train)]
     default = few if reduced else (*named, *of_run) if options.full else named
     return (*named, *few, *others, *over_others), default
 

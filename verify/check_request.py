@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reports.record import Environment, Record
-from verify.cases import Case
 from verify.check_cases import choose_cases, data_record
 from verify.check_notes import notes_of
+from verify.check_refusals import check_cases_fit, check_planted_fit, check_routers, refuse_what_does_not_go_together
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
 from verify.environment import read_environment
@@ -23,8 +23,6 @@ from verify.frozen_policy import ReferenceName
 from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, GateRequest, Progress, run_gate
 from verify.gate_work import pieces_of
-from verify.groups import check_token_ids
-from verify.images import check_format
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
@@ -46,6 +44,7 @@ from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.threads import torch_threads
 from verify.tolerance import load_policy
+from verify.training import TrainName, default_reference
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
@@ -102,11 +101,18 @@ class CheckOptions:
     beta: float = 0.1
     label_smoothing: float = 0.0
     nll_weight: float | None = None
-    reference: ReferenceName = "adapters-off"
+    router_loss: float | None = None
+    train: TrainName = "lora"
+    reference: ReferenceName | None = None
     policy: Path | None = None
     out: Path | None = None
     shrink: bool = False
     shrink_seconds: float = 60.0
+
+    @property
+    def frozen_policy(self) -> ReferenceName:
+        """The frozen policy that is asked for, or that goes with what is trained."""
+        return default_reference(self.train) if self.reference is None else self.reference
 
     @property
     def is_tiny(self) -> bool:
@@ -171,18 +177,21 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     Raises:
         ValueError: An option or an input is wrong; the message says which and what would be right.
     """
-    _refuse_what_does_not_go_together(options)
+    refuse_what_does_not_go_together(options)
     model = _model_request(options)
     config = requested_config(model)
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
     reduced = large and not options.full
     subjects = _subjects(options, reduced)
+    check_planted_fit(subjects, options.train)
     objective = run_objective(
         options.objective,
         beta=options.beta,
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
+        router_loss=options.router_loss,
     )
+    check_routers(options, config)
     images, no_oracle = image_format(config), unknown_to_oracle(config)
     with_images = None if images is not None else _model_with_images(options, model)
     config_with_images = config if with_images is None else requested_config(with_images)
@@ -194,8 +203,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         reward_models=not no_oracle,
         images=image_format(config_with_images),
     )
-    _check_cases_fit([case for case in cases if not case.has_images], config, no_oracle)
-    _check_cases_fit([case for case in cases if case.has_images], config_with_images, no_oracle)
+    check_cases_fit([case for case in cases if not case.has_images], config, no_oracle, options.train)
+    check_cases_fit([case for case in cases if case.has_images], config_with_images, no_oracle, options.train)
     request = GateRequest(
         model=model,
         dtypes=_dtypes(options),
@@ -207,7 +216,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         seed=options.seed,
         model_with_images=with_images if any(case.has_images for case in cases) else None,
     )
-    check_memory(model, request.dtypes)
+    check_memory(model, request.dtypes, num_forms=1 + len(request.variations), num_cases=len(cases))
     num_layers = options.layers or int(config.get_text_config().num_hidden_layers)
     plantings = choose_plantings(
         request,
@@ -216,6 +225,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         is_tiny=options.is_tiny,
         window=getattr(config.get_text_config(), "sliding_window", None),
         module_names=module_names(config) if no_oracle else None,
+        is_tied=bool(getattr(config.get_text_config(), "tie_word_embeddings", False)),
     )
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(
@@ -236,31 +246,11 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     )
 
 
-def _refuse_what_does_not_go_together(options: CheckOptions) -> None:
-    if options.shrink and options.out is None:
-        raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
-    if options.reference != "adapters-off" and options.objective == REWARD_MODEL:
-        raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
-
-
 def _model_with_images(options: CheckOptions, model: ModelRequest) -> ModelRequest | None:
     """What cases with images are run on where the tiny model is judged on all of our own cases."""
     if not options.full or options.model.lower() != _TINY or options.objective == REWARD_MODEL:
         return None
     return None if options.cases_file or options.data else replace(model, name=TINY_WITH_IMAGES)
-
-
-def _check_cases_fit(cases: Sequence[Case], config: Any, no_oracle: str) -> None:
-    """Refuse cases that the model cannot run: tokens, images, and reward models without an oracle."""
-    images = image_format(config)
-    if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
-        raise ValueError(
-            f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
-        )
-    for case in cases:
-        check_token_ids(case.groups, int(config.get_text_config().vocab_size))
-        for index, group in enumerate(case.groups):
-            check_format(group.images, group.prompt_ids, images, f"case {case.name}, group {index}")
 
 
 def run_check(
@@ -323,7 +313,7 @@ def _diagnoses(
 ) -> Diagnoses:
     from verify.diagnosis.run import Diagnoses, diagnose_failures
 
-    if prepared.request.model.reference != "adapters-off":
+    if prepared.options.train != "lora" or prepared.options.router_loss is not None:
         return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(
@@ -373,7 +363,8 @@ def _model_request(options: CheckOptions) -> ModelRequest:
         seed=options.seed,
         lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
         config=shape.config if shape else None,
-        reference=options.reference,
+        reference=options.frozen_policy,
+        train=options.train,
     )
 
 

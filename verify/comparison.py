@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ from torch import Tensor
 from verify.groups import PreferenceGroup
 from verify.observation import Observation
 
-Quantity = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
-QUANTITIES: tuple[Quantity, ...] = (
-    "per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients",
-)  # fmt: skip
+Quantity = Literal[
+    "per_token_logps", "ref_per_token_logps", "router_probs", "router_shares", "rewards", "margins", "loss", "gradients"
+]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 _PLACES_KEPT = 3
 _NOTHING = 1e-12
@@ -58,7 +58,8 @@ class Comparison:
         part: Parameter name for gradients, else "".
         num_compared: Number of values; above 0.
         max: Largest absolute difference. For gradients divided by the RMS of the true tensor.
-        rms: Root mean square difference. For gradients the relative L2 norm ||actual - expected|| / ||truth||.
+        rms: Root mean square difference. For gradients the relative L2 norm ||actual - expected|| / ||truth||;
+            infinite, as ``max``, where a row of the embedding has one whose token takes no part.
         signed_mean: Mean of actual minus expected (drift), in the unit of ``rms``.
         cosine: Cosine between the two (gradients), NaN elsewhere.
         norm_ratio: ||actual|| / ||expected|| (gradients), NaN elsewhere.
@@ -98,7 +99,7 @@ def compare_observations(
             only the oracle can tell.
 
     Returns:
-        One comparison for each vector quantity, and one for each LoRA tensor. Gradients are left out only where
+        One comparison for each vector quantity, and one for each trained tensor. Gradients are left out only where
         ``actual`` gives a reason for their absence.
 
     Raises:
@@ -115,6 +116,12 @@ def compare_observations(
         comparisons.append(
             _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token)
         )
+    if expected.balance and actual.balance:  # a subject may keep it to itself
+        expert = len(expected.balance.probs), "the mean over all tokens and layers of expert {}".format
+        comparisons += [
+            _compare_vectors("router_probs", [actual.balance.probs], [expected.balance.probs], *expert),
+            _compare_vectors("router_shares", [actual.balance.shares], [expected.balance.shares], *expert),
+        ]
     if len(expected.rewards) or len(actual.rewards):  # neither side has any under SFT
         completion = sum(len(group.completions) for group in groups), _completion_place(groups)
         pair = sum(len(group.positives) * len(group.negatives) for group in groups), pair_place(groups)
@@ -159,14 +166,15 @@ def _compare_gradients(
     unexpected = sorted(actual.gradients.keys() - expected.gradients.keys())
     if missing or unexpected:
         raise StructureError(
-            "gradients are not of the same LoRA tensors: "
+            "gradients are not of the same tensors: "
             + "; ".join(
                 f"{side} {', '.join(names[:3])}{' …' if len(names) > 3 else ''} ({len(names)})"
                 for side, names in (("missing", missing), ("unexpected", unexpected))
                 if names
             )
         )
-    return _compare_tensors(actual.gradients, expected.gradients, sizes or gradient_sizes(expected.gradients))
+    sizes = sizes or gradient_sizes(expected.gradients)
+    return _compare_tensors(actual.gradients, expected.gradients, sizes, expected.looked_up)
 
 
 def gradient_sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
@@ -222,9 +230,14 @@ def _compare_vectors(
 
 
 def _compare_tensors(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes: Mapping[str, float]
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes: Mapping[str, float], looked_up: str
 ) -> tuple[Comparison, ...]:
-    """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small."""
+    """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small.
+
+    Rows of an embedding that is looked up and no more, whose true gradient is exactly zero, belong to tokens that take
+    no part: any gradient there is infinitely far, however small beside those of other rows. In one that is tied to the
+    head such zeros may be luck: with two responses of one token the terms of all other rows cancel.
+    """
     for name, tensor in expected.items():
         if actual[name].shape != tensor.shape:
             raise StructureError(
@@ -260,7 +273,19 @@ def _compare_tensors(
                 non_finite=None if all_finite else _first_non_finite(a[part], e[part], place),
             )
         )
+        if name == looked_up and (misplaced := _at_unused_rows(actual[name], tensor, name)):
+            comparisons[-1] = replace(comparisons[-1], max=math.inf, rms=math.inf, worst=(misplaced,))
     return tuple(comparisons)
+
+
+def _at_unused_rows(actual: Tensor, expected: Tensor, name: str) -> Place | None:
+    """The first gradient in a row that has none."""
+    found = ((actual != 0) & ~expected.any(dim=-1, keepdim=True)).nonzero()
+    if not len(found):
+        return None
+    row, column = found[0].tolist()
+    where = f"{name}[{row}, {column}], the row of a token that takes no part: exactly 0"
+    return Place(where, float(actual[row, column]), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from verify.frozen_policy import SeparateModel
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.objective import Objective, Preference
-from verify.observation import Observation, lora_tensor_name, observe
+from verify.observation import Observation, observe, trained_name
 from verify.subjects.oracle import apply_objective, observe_oracle, unknown_to_oracle
 from verify.subjects.pairwise import WITNESS
 
@@ -22,14 +22,14 @@ _ROUNDING = 1e-6
 
 
 class UnfitModelError(ValueError):
-    """A model that the oracle does not know cannot be judged: it is not causal, or adapters on it learn nothing."""
+    """A model that the oracle does not know cannot be judged: it is not causal, or part of it learns nothing."""
 
 
 class Expectation:
     """The expected observations on a model.
 
     Args:
-        model: The PEFT-wrapped model of the run.
+        model: The model of the run.
 
     Raises:
         UnfitModelError: The oracle does not know the model, and it is not causal.
@@ -64,7 +64,7 @@ class Expectation:
 
         Raises:
             SubjectError: The unpacked path cannot be run in float64.
-            UnfitModelError: An adapter of a model that the oracle does not know takes no part in it.
+            UnfitModelError: A trained tensor of a model that the oracle does not know takes no part in it.
         """
         if self._wide is None:
             return observe_oracle(self._model, groups, objective)
@@ -77,7 +77,7 @@ class Expectation:
             seed=0,
             baseline=self._baseline,
         )
-        self._check_every_adapter_learns(observation)
+        self._check_every_tensor_learns(observation)
         return observation
 
     def _widened(self, objective: Objective) -> Objective:
@@ -89,12 +89,12 @@ class Expectation:
             self._wide_other = (other, copy.deepcopy(other).to(torch.float64))
         return replace(objective, reference=SeparateModel(self._wide_other[1]))
 
-    def _check_every_adapter_learns(self, observation: Observation) -> None:
-        trained = [lora_tensor_name(name) for name, p in self._wide.named_parameters() if p.requires_grad]
+    def _check_every_tensor_learns(self, observation: Observation) -> None:
+        trained = [trained_name(name) for name, p in self._wide.named_parameters() if p.requires_grad]
         if idle := [name for name in trained if name not in (observation.gradients or {})]:
             model_type = self._wide.config.model_type
             raise UnfitModelError(
-                f"model type {model_type}: {len(idle)} of {len(trained)} LoRA tensors have no gradient ({idle[0]}): "
+                f"model type {model_type}: {len(idle)} of {len(trained)} trained tensors have no gradient ({idle[0]}): "
                 "that layer takes no part in the computation, as cross-attention without an encoder"
             )
 

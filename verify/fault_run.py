@@ -144,7 +144,7 @@ def _mutation_record(kill: Kill, run: PlannedRun, *, of_record: ModelRequest) ->
         must_kill=list(mutation.must_kill) if isinstance(mutation, Fault) else [],
         must_kill_in=cast(list[DtypeName], list(mutation.dtypes)) if isinstance(mutation, Fault) else [],
         kernel=run.kernel.name if run.kernel else "",
-        model="" if run.request.model == of_record else run.request.model.name,
+        model="" if run.request.model == of_record else _name_of(run.request.model),
         dtype=cast(DtypeName, kill.dtype),
         cases=list(kill.cases),
         outcome=kill.outcome.value,
@@ -156,6 +156,10 @@ def _mutation_record(kill: Kill, run: PlannedRun, *, of_record: ModelRequest) ->
         sole_check=kill.sole_check,
         catches=[_catch_record(catch) for catch in kill.catches],
     )
+
+
+def _name_of(model: ModelRequest) -> str:
+    return model.name if model.train == "lora" else f"{model.name}, every weight trained"
 
 
 def _catch_record(catch: Catch) -> CatchRecord:

@@ -5,11 +5,6 @@ Tests hold each list to the table it copies.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-PathName = Literal["padded", "unpadded", "dense", "sparse", "split"]
-PATH_NAMES: tuple[PathName, ...] = get_args(PathName)
-"""How a training step may compute log-probs: unpacked the first two, with shared prompts the others."""
 BACKEND_NAMES = ("dense-eager", "dense-sdpa", "flex", "split")
 VARIATION_NAMES = ("eager", "padded-right", "padded-left", "junk-in-front", "repeat")
 HF_POSITION_IDS_NAMES = (

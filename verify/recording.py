@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from reports.record import (
 )
 from verify.cases import Case
 from verify.checks.check import Finding
+from verify.comparison import Quantity
 from verify.environment import peak_host_bytes, tool_version
 from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
@@ -45,6 +46,12 @@ from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
 from verify.subjects.oracle import unknown_to_oracle
 from verify.verdict import Verdict, fold
+
+_UNITS: Mapping[Quantity, Literal["relative", "share"]] = {
+    "gradients": "relative",
+    "router_probs": "share",
+    "router_shares": "share",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +126,7 @@ def record_run(
         counts=dict(Counter(result.verdict.value for result in outcome.results)),
         num_compared=sum(result.num_compared for result in outcome.results),
         variations=list(request.variations),
-        subjects=[_subject_record(subject) for subject in request.subjects],
+        subjects=[subject_record(subject) for subject in request.subjects],
         summaries=[_summary_record(summary) for summary in summaries],
         results=[_result_record(result) for result in outcome.results],
         exact_checks=[_exact_check_record(finding) for finding in findings],
@@ -167,7 +174,7 @@ def run_fields(request: GateRequest, model: ModelUnderTest, facts: RunFacts, *, 
         objective=_objective_record(request),
         seeds=facts.seeds,
         policy=request.policy.model_dump(),
-        cases=[_case_record(case) for case in request.cases],
+        cases=[case_record(case) for case in request.cases],
         timing=TimingRecord(
             total_s=facts.total_s,
             import_s=facts.import_s,
@@ -223,10 +230,9 @@ def _run_reasons(summaries: Sequence[Summary]) -> list[str]:
 
 
 def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
-    """The record of a model and of its adapters."""
+    """The record of a model and of what is trained of it."""
     model = built.model
     base = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
-    adapted = model.peft_config["default"].target_modules
     return ModelRecord(
         name=Path(request.name).resolve().name if request.is_checkpoint or request.config else request.name.lower(),
         weights=built.weights,
@@ -235,13 +241,19 @@ def model_record(request: ModelRequest, built: ModelUnderTest) -> ModelRecord:
         num_layers=int(model.config.get_text_config().num_hidden_layers),
         num_layers_published=built.num_layers_published,
         config=cast(dict[str, Any], json.loads(model.config.to_json_string(use_diff=True))),
-        lora={
-            **asdict(request.lora),
-            "targets": [target for target in request.lora.targets if target in adapted] or sorted(adapted),
-            "initialisation": "both factors non-zero",
-        },
+        lora=_lora_record(request, model) if request.train == "lora" else {},
+        train=request.train,
         expected_by="unpacked-float64" if unknown_to_oracle(model.config) else "oracle",
     )
+
+
+def _lora_record(request: ModelRequest, model: Any) -> dict[str, Any]:
+    adapted = model.peft_config["default"].target_modules
+    return {
+        **asdict(request.lora),
+        "targets": [target for target in request.lora.targets if target in adapted] or sorted(adapted),
+        "initialisation": "both factors non-zero",
+    }
 
 
 def _weights_sha256(parameters: Sequence[tuple[str, nn.Parameter]]) -> str:
@@ -253,7 +265,8 @@ def _weights_sha256(parameters: Sequence[tuple[str, nn.Parameter]]) -> str:
     return digest.hexdigest()
 
 
-def _subject_record(subject: Subject) -> SubjectRecord:
+def subject_record(subject: Subject) -> SubjectRecord:
+    """What a record says of a subject."""
     layout = cast(Literal["packed", "unpacked"], layout_of(subject))
     return SubjectRecord(
         name=subject.name,
@@ -264,7 +277,8 @@ def _subject_record(subject: Subject) -> SubjectRecord:
     )
 
 
-def _case_record(case: Case) -> CaseRecord:
+def case_record(case: Case) -> CaseRecord:
+    """What a record says of a case: lengths, no tokens."""
     return CaseRecord(
         name=case.name,
         why=case.why,
@@ -310,6 +324,8 @@ def _result_record(result: Result) -> ResultRecord:
             rows=most.rows,
             forward_calls=most.forward_calls,
             pairwise_slots=result.pairwise_slots,
+            images=most.images,
+            pairwise_images=result.pairwise_images,
         )
     return ResultRecord(
         case=result.case,
@@ -317,20 +333,21 @@ def _result_record(result: Result) -> ResultRecord:
         dtype=cast(DtypeName, result.dtype),
         verdict=result.verdict.value,
         reasons=list(result.reasons),
-        judgements=[_judgement_record(judgement) for judgement in result.judgements],
+        judgements=[judgement_record(judgement) for judgement in result.judgements],
         slots=slots,
         num_compared=result.num_compared,
         decisions=None if result.decisions is None else DecisionsRecord(**asdict(result.decisions)),
     )
 
 
-def _judgement_record(judgement: Judgement) -> JudgementRecord:
+def judgement_record(judgement: Judgement) -> JudgementRecord:
+    """What a record says of a judgement."""
     budget = judgement.budget
     return JudgementRecord(
         quantity=judgement.quantity,
         budget_kind=judgement.kind,
         statistic=judgement.statistic,
-        unit="relative" if judgement.quantity == "gradients" else "nats",
+        unit=_UNITS.get(judgement.quantity, "nats"),
         verdict=judgement.verdict.value,
         reason=judgement.reason,
         num_compared=judgement.num_compared,

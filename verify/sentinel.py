@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify.models.adapters import has_adapters
+
 _NUM_TOKENS = 12
 _ATTENTIONS = ("eager", "sdpa")
 
 
 def model_bits(model: Any) -> tuple[Tensor, ...]:
-    """Logits of a few fixed tokens, with adapters on and off, through both attentions of the unpacked path.
+    """Logits of a few fixed tokens, with adapters on and off where there are any, through both unpacked attentions.
 
     Args:
-        model: The PEFT-wrapped model.
+        model: The model.
 
     Returns:
         One tensor per attention and adapter state; two calls on an unchanged model agree to the last bit.
@@ -34,6 +36,8 @@ def model_bits(model: Any) -> tuple[Tensor, ...]:
             for attention in _ATTENTIONS:
                 model.set_attn_implementation(attention)
                 bits.append(model(input_ids=ids[None], use_cache=False).logits.clone())
+                if not has_adapters(model):
+                    continue
                 with model.disable_adapter():
                     bits.append(model(input_ids=ids[None], use_cache=False).logits.clone())
     finally:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from verify.models.vision import VISION_TOWER
+
 
 @dataclass(slots=True)
 class SlotCount:
@@ -17,7 +19,7 @@ class SlotCount:
 
     ``slots_with_grad`` and ``rows_with_grad`` are those that were fed with gradients enabled: the policy pass, not the
     reference pass. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden states were made
-    past the embedding.
+    past the embedding. ``images`` passed the tower that sees them, where the model has one.
     """
 
     slots: int = 0
@@ -26,6 +28,7 @@ class SlotCount:
     slots_with_grad: int = 0
     rows_with_grad: int = 0
     layer_slots: int = 0
+    images: int = 0
 
     def add(self, other: SlotCount) -> None:
         """Count what another model was fed as well."""
@@ -68,15 +71,27 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         hidden_states = args[0] if args else kwargs["hidden_states"]
         count.layer_slots += hidden_states.shape[:-1].numel()
 
+    def add_images(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
+        count.images += len(args[0] if args else kwargs["pixel_values"])
+
     layer = _first_decoder_layer(model, embedding)
     handles = [embedding.register_forward_hook(add, with_kwargs=True)]
     if layer is not None:
         handles.append(layer.register_forward_hook(add_layer, with_kwargs=True))
+    if (tower := _vision_tower(model)) is not None:
+        handles.append(tower.register_forward_hook(add_images, with_kwargs=True))
     try:
         yield count
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _vision_tower(model: Any) -> nn.Module | None:
+    if not isinstance(model, nn.Module):
+        return None
+    named_so = (module for name, module in model.named_modules() if f".{name}".endswith(f".{VISION_TOWER}"))
+    return next(named_so, None)
 
 
 def _first_decoder_layer(model: Any, embedding: nn.Module) -> nn.Module | None:

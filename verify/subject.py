@@ -9,6 +9,9 @@ this project.
         def per_token_logps(self, model, groups):
             '''One differentiable 1-D tensor per completion: group by group, positives before negatives.'''
 
+``model`` is the PEFT-wrapped causal LM; under ``--train all`` the causal LM itself, whose every weight requires grad.
+What sees images never does.
+
 Optional attributes and methods:
 
 - ``layout``: "packed" (default) or "unpacked". Whoever says packed must be seen to feed fewer token slots.
@@ -22,12 +25,16 @@ Optional attributes and methods:
   called apart. ``objective.name`` says which loss, its other attributes are the parameters.
   A step that runs backward itself (over micro-batches, in two passes) returns ``backward_done = True`` with the
   gradients of the whole batch in ``.grad``; its loss needs no graph then.
-- ``references``: the frozen policies that ``loss`` takes beside the model with its adapters off, which it may be given
-  as ``objective.reference``, a tuple with "adapters-off" in it: "frozen-adapter" (another adapter of the model, whose
+- ``references``: the frozen policies that ``loss`` takes, a tuple; by default "adapters-off" alone. That of the run is
+  ``objective.reference``: "adapters-off" (the model without its adapters), "frozen-adapter" (another adapter, whose
   name is ``objective.reference.adapter``), "separate-model" (``objective.reference.model``), "cached"
   (``objective.reference.look_up(groups)`` gives one tensor per completion). A subject without a ``loss`` takes any.
 - ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
   "sft-example-mean". Of the others (``verify.objective.OBJECTIVE_NAMES``) a subject is asked for those that it names.
+- ``adds_router_loss``: True where ``loss`` adds ``objective.router_aux_loss_coef`` times the load balancing loss of a
+  mixture of experts, over the batch that unpacked training feeds (docs/checks.md); default False. Then ``loss`` may
+  also return ``router_balance``, any object with ``shares`` (f_e) and ``probs`` (P_e), one value for each expert, which
+  is judged.
 - ``rewards(model, groups)``: one differentiable scalar per completion, where the model is a reward model. It, or a
   ``loss`` that names "reward-model" among its objectives, makes a subject one of reward models.
 """
@@ -157,19 +164,31 @@ def objectives_taken(subject: Subject) -> tuple[ObjectiveName, ...]:
 
 
 def references_taken(subject: Subject) -> tuple[ReferenceName, ...]:
-    """The frozen policies that a subject's own ``loss`` takes: the model with its adapters off unless it says more.
+    """The frozen policies that a subject's own ``loss`` takes: the model with its adapters off unless it says so.
 
     Raises:
-        SubjectError: Anything but a tuple or list of known names, without one twice, "adapters-off" among them.
+        SubjectError: Anything but a tuple or list of known names, without one twice.
     """
     references = getattr(subject, "references", DEFAULT_REFERENCES)
     known = [name for name in REFERENCE_NAMES if isinstance(references, list | tuple) and name in references]
-    if "adapters-off" not in known or len(known) != len(references):
+    if not known or len(known) != len(references):
         raise SubjectError(
-            f"subject {subject.name}: references is {bounded(_read(references, repr))}; it must be a tuple of "
-            f"'adapters-off' and some of {', '.join(map(repr, REFERENCE_NAMES[1:]))}"
+            f"subject {subject.name}: references is {bounded(_read(references, repr))}; it must be a tuple of some of "
+            f"{', '.join(map(repr, REFERENCE_NAMES))}"
         )
     return tuple(known)
+
+
+def takes_router_loss(subject: Subject) -> bool:
+    """Whether a subject's own loss adds that of routers where it is asked to.
+
+    Raises:
+        SubjectError: It says something else than True or False.
+    """
+    adds = getattr(subject, "adds_router_loss", False)
+    if not isinstance(adds, bool):
+        raise SubjectError(f"subject {subject.name}: adds_router_loss is {shown(adds)}; it must be True or False")
+    return adds
 
 
 def owns_loss(subject: Subject) -> bool:
@@ -188,13 +207,16 @@ def computes_loss(subject: Subject, objective_name: ObjectiveName) -> bool:
     return objective_name != REWARD_MODEL or objective_name in objectives_taken(subject)
 
 
-def support_for(subject: Subject, case: Case, reference: ReferenceName = "adapters-off") -> Support:
-    """Whether the subject takes the case: kind, objective and frozen policy, and its ``supports`` does not refuse it.
+def support_for(
+    subject: Subject, case: Case, reference: ReferenceName = "adapters-off", *, router_loss: bool = False
+) -> Support:
+    """Whether the subject takes the case: kind, objective, frozen policy and router loss, and ``supports`` agrees.
 
     Args:
         subject: The subject.
         case: The case.
         reference: The frozen policy of the run.
+        router_loss: Whether the loss of routers is part of the objective.
 
     Raises:
         SubjectError: ``supports`` raised, or returned something without ``supported`` and ``reason``, or said no
@@ -213,6 +235,11 @@ def support_for(subject: Subject, case: Case, reference: ReferenceName = "adapte
     if owns_loss(subject) and is_over_policy and reference not in references_taken(subject):
         taken = ", ".join(references_taken(subject))
         return Support(False, f"reference {reference}; the subject's own loss takes {taken}")
+    if router_loss and case.objective_name != REWARD_MODEL:
+        if not owns_loss(subject) and not callable(getattr(subject, "routed_logps", None)):
+            return Support(False, "no loss of its own, which the loss of the routers would be part of")
+        if owns_loss(subject) and not takes_router_loss(subject):
+            return Support(False, "the subject's own loss has no router loss: it does not say adds_router_loss")
     return _ask(subject, "supports", case)
 
 
@@ -285,7 +312,7 @@ def check_logps(
             raise SubjectError(f"{where}: dtype {logp.dtype}; a floating point dtype is needed")
         if differentiable and not logp.requires_grad:
             raise SubjectError(
-                f"{where}: carries no graph, so no LoRA gradient can be compared (detached, or computed under no_grad?)"
+                f"{where}: carries no graph, so no gradient can be compared (detached, or computed under no_grad?)"
             )
     return tuple(logps)
 

@@ -9,22 +9,26 @@ import torch
 
 from verify.comparison import Comparison, pair_place
 from verify.groups import PreferenceGroup
+from verify.models.adapters import has_adapters
 from verify.observation import Observation
 from verify.tolerance import PlausibleErrors
 
 
 def vacuous_adapters(model: Any) -> tuple[str, ...]:
-    """Reasons why the adapters of a model cannot show a fault.
+    """Reasons why what is trained of a model cannot show a fault.
 
     Args:
-        model: The PEFT-wrapped model.
+        model: The model.
 
     Returns:
-        One reason per kind; empty if every LoRA factor is non-zero.
+        One reason per kind; empty if every LoRA factor is non-zero. Where every weight is trained one of zeros hides
+        nothing: the frozen policy is another model.
     """
     factors = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not factors:
-        return ("the model has no trainable LoRA tensor: no gradient would be compared",)
+        return ("the model has no tensor that is trained: no gradient would be compared",)
+    if not has_adapters(model):
+        return ()
     zero = [name for name, factor in factors if not bool(factor.detach().any())]
     if zero:
         return (f"{len(zero)} LoRA tensors are zero ({zero[0]}): policy and reference agree whatever a mask does",)

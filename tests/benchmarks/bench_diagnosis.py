@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 from verify.cases import CASE_KINDS
+from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.diagnose import Diagnostician
 from verify.diagnosis.measurement import Attribution, leave_one_out
 from verify.diagnosis.study import Workbench
 from verify.fault_request import OBJECTIVE
-from verify.faults.catalogue import FAULTS
+from verify.faults.catalogue import ALL_FAULTS, FAULTS_OF_OBJECTIVES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
 from verify.threads import torch_threads
@@ -26,7 +27,7 @@ from verify.tolerance import load_policy
 SUBJECTS = Path(__file__).parents[1] / "verify" / "diagnosis"
 
 
-def diagnostician(dtype, faults=FAULTS):
+def diagnostician(dtype, faults=ALL_FAULTS):
     """The tiny model with the objective of ``packparity faults``."""
     model = ModelRequest(name="tiny", lora=LoraSpec(strength=0.3))
     return Diagnostician(Workbench(model, dtype, OBJECTIVE, load_policy(None), 0, faults=faults))
@@ -35,6 +36,11 @@ def diagnostician(dtype, faults=FAULTS):
 def over_faults(judge, kind):
     """Leave-one-out over the faults that are planted on a kind of case."""
     return leave_one_out(judge, tiny_cases(257, 0), kinds=(kind,))
+
+
+def over_faults_of_objectives(judge):
+    """The same over those of other objectives, each on the first case that shows it."""
+    return leave_one_out(judge, objective_cases(257, 0), faults=FAULTS_OF_OBJECTIVES, kinds=("groups",))
 
 
 def over_subjects(judge, kind):
@@ -68,8 +74,10 @@ def report(what, attributions):
 
 def main(dtype="float32", what=""):
     with torch_threads(1):
-        for faults, words in ((FAULTS, "catalogue and evidence"), ((), "evidence alone")):
+        for faults, words in ((ALL_FAULTS, "catalogue and evidence"), ((), "evidence alone")):
             judge = diagnostician(dtype, faults)
+            if what in ("", "faults"):
+                report(f"{dtype}, other objectives, planted faults, {words}", over_faults_of_objectives(judge))
             for kind in CASE_KINDS:
                 if what in ("", "subjects"):
                     report(f"{dtype}, {kind}, subjects, {words}", over_subjects(judge, kind))

@@ -112,10 +112,12 @@ def test_narrow_weights_are_widened_before_anything_is_computed(dtype, tiny) -> 
     assert torch.equal(actual, hidden_states(IDS, wide, made.config, made.lora))
 
 
-def test_weights_that_ask_for_a_gradient_get_none(tiny) -> None:
+def test_only_weights_that_ask_for_a_gradient_get_one(tiny) -> None:
     made = tiny(adapters=False)
+    assert not hidden_states(IDS, made.weights, made.config).requires_grad
     asking = {name: weight.clone().requires_grad_() for name, weight in made.weights.items()}
-    assert not hidden_states(IDS, asking, made.config).requires_grad
+    hidden_states(IDS, asking, made.config).square().sum().backward()
+    assert [name for name, weight in asking.items() if weight.grad is None] == ["lm_head.weight"]
 
 
 @pytest.mark.parametrize(

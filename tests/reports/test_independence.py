@@ -69,4 +69,5 @@ def test_no_module_names_what_it_must_not_import(path: Path) -> None:
 
 def test_the_templates_and_their_style_lie_in_the_package() -> None:
     names = {path.name for path in (PACKAGE / "templates").iterdir()}
-    assert names == {"report.html.j2", "kill_matrix.html.j2", "data_report.html.j2", "families.html.j2", "report.css"}
+    pages = ("report", "kill_matrix", "data_report", "families", "preflight", "sharded", "cost")
+    assert names == {*(f"{page}.html.j2" for page in pages), "report.css"}

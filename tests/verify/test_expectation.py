@@ -55,5 +55,5 @@ def test_a_model_in_which_tokens_see_later_ones_is_refused() -> None:
 
 def test_adapters_on_a_layer_that_takes_no_part_are_refused() -> None:
     case = CASES["balanced"]
-    with pytest.raises(UnfitModelError, match=r"bart: 24 of 48 LoRA tensors have no gradient .*encoder_attn"):
+    with pytest.raises(UnfitModelError, match=r"bart: 24 of 48 trained tensors have no gradient .*encoder_attn"):
         Expectation(build_model(ModelRequest(name="tiny-bart"), "float32").model).of(case.groups, Preference())

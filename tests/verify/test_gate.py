@@ -148,9 +148,7 @@ def test_responses_returned_in_another_order_are_an_error_or_a_failure_but_never
 def test_a_gradient_that_is_missing_is_named(run: Run) -> None:
     result = run.results["OneGradientMissing", "one-pair"]
     assert result.verdict is Verdict.FAIL
-    assert result.reasons == (
-        "gradients are not of the same LoRA tensors: missing model.layers.0.mlp.up_proj.lora_A (1)",
-    )
+    assert result.reasons == ("gradients are not of the same tensors: missing model.layers.0.mlp.up_proj.lora_A (1)",)
 
 
 def test_values_right_to_a_thousandth_of_a_nat_do_not_hide_a_shift(run: Run) -> None:

@@ -170,12 +170,12 @@ def test_packed_rows_run_the_tower_once_for_each_image(
     llava: ModelUnderTest, name: str, packed: int, unpacked: int
 ) -> None:
     groups = CASES[name].groups
-    with torch.no_grad(), images_seen(llava.model) as seen:
+    with torch.no_grad(), images_seen(llava.model) as seen, count_slots(llava.model) as count:
         PackedSubject(backend="dense-sdpa").per_token_logps(llava.model, groups)
-        assert seen == [packed]
+        assert seen == [packed] == [count.images]
         seen.clear()
         WITNESS.per_token_logps(llava.model, groups)
-        assert sum(seen) == unpacked
+        assert sum(seen) == unpacked == CASES[name].pairwise_images == count.images - packed
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

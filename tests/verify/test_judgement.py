@@ -205,7 +205,7 @@ def test_the_worst_lora_tensor_stands_for_all(judged: Judge, expected: Observati
         assert judgement.verdict is Verdict.FAIL
         assert judgement.measured == pytest.approx(0.5)
         assert judgement.worst[0].where.startswith("b.lora_A[")
-        assert judgement.reason.endswith("(2 of 3 LoRA tensors)")
+        assert judgement.reason.endswith("(2 of 3 tensors)")
         assert judgement.num_compared == 12
 
 
@@ -216,7 +216,7 @@ def test_the_worst_tensor_is_the_one_furthest_beyond_its_own_budget(judged: Judg
     noise = NoiseFloor(by_case, quiet.pooled_rms)
     judgement = judged(with_gradient(expected, a=1.001, b=1.5), noise)["gradients", "rms"]
     assert judgement.worst[0].where.startswith("a.lora_A[")
-    assert judgement.reason.endswith("(1 of 3 LoRA tensors)")
+    assert judgement.reason.endswith("(1 of 3 tensors)")
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
@@ -225,7 +225,7 @@ def test_one_tensor_that_is_not_a_number_is_never_outvoted(judged: Judge, expect
         judgement = judged(with_gradient(expected, **{name: math.nan}))["gradients", statistic]
         assert judgement.verdict is Verdict.FAIL
         assert f"nan at {name}.lora_A[0, 0]" in judgement.reason
-        assert judgement.reason.endswith("(1 of 3 LoRA tensors)")
+        assert judgement.reason.endswith("(1 of 3 tensors)")
 
 
 def test_one_tensor_without_a_budget_is_not_outvoted_by_passes_and_not_stronger_than_a_failure(

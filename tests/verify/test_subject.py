@@ -76,7 +76,7 @@ SPOILT: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     ),
     "detached": (
         lambda x: [*x[:3], x[3].detach()],
-        "group 1, completion 1: carries no graph, so no LoRA gradient can be compared",
+        "group 1, completion 1: carries no graph, so no gradient can be compared",
     ),
 }
 

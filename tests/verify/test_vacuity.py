@@ -153,7 +153,7 @@ def test_one_zero_factor_is_enough_and_is_named(tiny: Callable[[str], ModelUnder
 
 def test_a_model_without_adapters_is_vacuous() -> None:
     (reason,) = vacuous_adapters(torch.nn.Linear(2, 2).requires_grad_(False))
-    assert reason == "the model has no trainable LoRA tensor: no gradient would be compared"
+    assert reason == "the model has no tensor that is trained: no gradient would be compared"
 
 
 PAIRS = (PreferenceGroup((1,), ((2, 3),), ((4,),)),) * 2

@@ -16,6 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
 from verify.models.configs import named_config
 from verify.models.dtypes import dtype_of_weights
+from verify.models.every_weight import train_every_weight
 from verify.models.lora import LoraSpec, add_lora, rounded_normal
 from verify.models.random_weights import build_random
 
@@ -52,15 +53,16 @@ class _PositionedModel(Qwen3Model):  # type: ignore[misc]
         )
 
 
-def absolute_model(dtype: str, seed: int) -> Any:
+def absolute_model(dtype: str, seed: int, *, with_adapters: bool = True) -> Any:
     """Build the model on the CPU.
 
     Args:
         dtype: Name of the dtype.
         seed: Seed of weights and adapters.
+        with_adapters: Whether it has adapters as the model of the run; else every weight is trained.
 
     Returns:
-        A PEFT-wrapped causal LM in eval mode, as the model of a run.
+        A causal LM in eval mode, wrapped as the model of a run is.
     """
     base = build_random(named_config("tiny"), num_layers=_NUM_LAYERS, dtype=dtype_of_weights(dtype), seed=seed)
     positioned = _PositionedModel(base.config).to(dtype_of_weights(dtype))
@@ -70,4 +72,6 @@ def absolute_model(dtype: str, seed: int) -> Any:
         table = positioned.position_table.weight
         table.copy_(rounded_normal(table.shape, _POSITION_STD, generator))
     base.model = positioned.requires_grad_(False)
+    if not with_adapters:
+        return train_every_weight(base)
     return add_lora(base, LoraSpec(strength=0.3), seed=seed + 1)

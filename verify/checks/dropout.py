@@ -14,10 +14,13 @@ from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.checks.gradient_distance import distances, held_against
 from verify.checks.same_dropout import UnseenSlotsError, same_dropout
 from verify.checks.yardsticks import measured
+from verify.models.adapters import has_adapters
 from verify.subject import SubjectError, gradient_support
 
 
 def _measure(bench: Bench, case: Case) -> Measured:
+    if not has_adapters(bench.model):
+        raise NotApplicableError("every weight is trained: there are no adapters, before which features are dropped")
     if why := drops_by_place(bench.model):
         raise NotApplicableError(why)
     support = gradient_support(bench.subject, bench.model)

@@ -12,6 +12,7 @@ from verify.checks.gradient_yardsticks import PADDED_AND_EAGER, GradientYardstic
 from verify.checks.same_dropout import same_dropout
 from verify.checks.trajectory import Trajectory, measure_trajectory
 from verify.model_state import Baseline
+from verify.models.adapters import has_adapters
 from verify.objective import Preference, objective_named
 from verify.tolerance import Policy
 
@@ -70,7 +71,7 @@ def measure_training(
                 policy=policy,
                 seed=seed,
             )
-        if _asked(checks, _UNDER_DROPOUT, name):
+        if _asked(checks, _UNDER_DROPOUT, name) and has_adapters(model):
             with same_dropout(model, seed=seed):
                 under_dropout[name] = measure_gradients(
                     model,

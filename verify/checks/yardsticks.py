@@ -16,6 +16,7 @@ from verify.checks.cases import CaseName, CheckCases, check_cases
 from verify.checks.gradient_yardsticks import logps_budget, measure_gradients, noise_between
 from verify.comparison import compare_logps
 from verify.model_state import Baseline
+from verify.models.adapters import has_adapters
 from verify.objective import Preference, Sft
 from verify.observation import Observation, supervised_logps, to_float64
 from verify.subjects.pairwise import VARIATIONS, WITNESS
@@ -124,7 +125,7 @@ def measure_yardsticks(
             losses[pairs.name] = LossYardstick(loss=of_pairs.loss_budget, gradients=of_pairs.gradient_budgets)
         losses |= _sft_yardsticks(model, _present(cases, _EXAMPLES), dtype, policy)
     if {"absolute-positions", "positions-as-unpacked"} & set(checks):
-        absolute = _absolute_yardsticks(next(model.parameters()).device, dtype, policy, seed)
+        absolute = _absolute_yardsticks(model, dtype, policy, seed)
     return Yardsticks(token_budgets=tokens, losses=losses, absolute=absolute)
 
 
@@ -146,8 +147,9 @@ def _token_budget(case: Case, forms: Mapping[str, tuple[Tensor, ...]], dtype: st
     return logps_budget("max", "per_token_logps", torch.cat(forms[WITNESS.name]), case, noise, dtype, policy)
 
 
-def _absolute_yardsticks(device: torch.device, dtype: str, policy: Policy, seed: int) -> dict[str, AbsoluteYardstick]:
-    model, yardsticks = absolute_model(dtype, seed).to(device), {}
+def _absolute_yardsticks(of_run: Any, dtype: str, policy: Policy, seed: int) -> dict[str, AbsoluteYardstick]:
+    yardsticks: dict[str, AbsoluteYardstick] = {}
+    model = absolute_model(dtype, seed, with_adapters=has_adapters(of_run)).to(next(of_run.parameters()).device)
     for case in _present(check_cases(int(model.config.vocab_size), seed), _ABSOLUTE):
         forms = _logps_of_forms(model, case)
         budget = _token_budget(case, forms, dtype, policy)

@@ -23,8 +23,13 @@ _HELP_OBJECTIVE = (
     "Objective of cases that compare responses: sigmoid, robust, hinge, ipo, sigmoid_norm, rpo, groupdpo-margin, "
     "groupdpo-mpo, groupdpo-softmax or groupdpo-all-pairs; or reward-model (a Bradley-Terry reward model)."
 )
-_HELP_REFERENCE = "The frozen policy: adapters-off, frozen-adapter, separate-model or cached."
+_HELP_TRAIN = "What is trained: lora (adapters), or all (every weight, no adapters)."
+_HELP_REFERENCE = (
+    "The frozen policy: adapters-off, frozen-adapter, separate-model or cached; by default the first, with --train all "
+    "separate-model."
+)
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
+_HELP_ROUTERS = "Weight of the load balancing loss of a mixture of experts (router_aux_loss_coef); none if not given."
 _HELP_FULL = (
     "All built-in subjects, and in all dtypes but autocast, unless you name some; about five times the default's time."
 )
@@ -53,7 +58,9 @@ def check(
     label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.45].")] = 0.0,
     objective: Annotated[str, typer.Option(help=_HELP_OBJECTIVE)] = "sigmoid",
     nll_weight: Annotated[float | None, typer.Option(help=_HELP_NLL)] = None,
-    reference: Annotated[str, typer.Option(help=_HELP_REFERENCE)] = "adapters-off",
+    router_loss: Annotated[float | None, typer.Option(help=_HELP_ROUTERS)] = None,
+    train: Annotated[str, typer.Option(help=_HELP_TRAIN)] = "lora",
+    reference: Annotated[str | None, typer.Option(help=_HELP_REFERENCE)] = None,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
     variation: Annotated[
         list[str] | None, typer.Option(help="Harmless variations of the unpacked path that set the noise floor.")
@@ -88,7 +95,8 @@ def check(
     option_checks.check_numbers(seed=seed, threads=threads)
     if shrink_seconds is not None and not shrink:
         raise ValueError("--shrink-seconds goes with --shrink")
-    run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+    trained, frozen = option_checks.checked_training(train, reference)
+    run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight, router_loss=router_loss)
     option_checks.check_policy(policy)
     option_checks.check_data_options(
         data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=cases_file
@@ -132,7 +140,9 @@ def check(
         beta=beta,
         label_smoothing=label_smoothing,
         nll_weight=nll_weight,
-        reference=option_checks.checked_reference(reference),
+        router_loss=router_loss,
+        train=trained,
+        reference=frozen,
         policy=policy,
         out=out,
         shrink=shrink,

@@ -11,13 +11,15 @@ import typer
 
 _HELP_MODEL = "A published name (qwen3-0.6b to qwen3-32b, llama-3.2-1b), a shape file, a config.json, or its folder."
 
+_HELP_PATHS = "Of padded, unpadded, padding-free, dense, sparse, split, with commas between; all unless given."
+
 
 def forecast(
     model: Annotated[str, typer.Option(help=_HELP_MODEL)] = "qwen3-8b",
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 512,
     response: Annotated[int, typer.Option(help="Tokens of each response.", min=1)] = 512,
     pairs: Annotated[int, typer.Option(help="Pairs of each rank, in one step.", min=1, max=4096)] = 4,
-    path: Annotated[list[str] | None, typer.Option(help="padded, unpadded, dense, sparse, split; repeatable.")] = None,
+    paths: Annotated[str, typer.Option(help=_HELP_PATHS)] = "",
     ranks: Annotated[int, typer.Option(help="Ranks that share the parameters (FSDP2).", min=1, max=4096)] = 1,
     device: Annotated[str, typer.Option(help="gb10, h200, or cpu: this machine, measured in a second.")] = "gb10",
     memory_gib: Annotated[float | None, typer.Option(help="GiB of it that a step may take.", min=0.001)] = None,
@@ -43,7 +45,7 @@ def forecast(
 
     option_checks.check_model(model, layers=None)
     option_checks.check_dtypes([dtype])
-    chosen = option_checks.checked_paths(path or ())
+    chosen = option_checks.checked_paths(paths)
     if out is not None:
         check_writable(out, FORECAST_FILES)
     with heavy_imports():

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
+from reports.cost_record import PATH_NAMES, PathName
 from verify.data.rows import check_file
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
@@ -21,9 +22,10 @@ from verify.default_cases.tiny import tiny_cases
 from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.images import ImageFormat
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX, named_config
-from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, PATH_NAMES, VARIATION_NAMES, PathName
+from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, VARIATION_NAMES
 from verify.precision import DTYPE_NAMES, PRECISIONS
 from verify.tolerance import load_policy
+from verify.training import TRAIN_NAMES, TrainName, check_reference
 
 _LARGEST_SEED = 2**63 - 2
 """Adapters are drawn with the seed after it, and torch's seeds are 64-bit integers."""
@@ -67,14 +69,15 @@ def check_dtypes(names: Sequence[str], *, autocast: bool = False) -> None:
     _check_names("dtype", names, PRECISIONS if autocast else DTYPE_NAMES)
 
 
-def checked_paths(names: Sequence[str]) -> tuple[PathName, ...]:
-    """The paths of a training step of those names, in our order; all of them where none is named.
+def checked_paths(text: str) -> tuple[PathName, ...]:
+    """The paths of a training step that are named with commas between them, in our order; all of them for "".
 
     Raises:
         ValueError: An unknown name.
     """
+    names = [name.strip() for name in text.split(",")] if text else list(PATH_NAMES)
     _check_names("path", names, PATH_NAMES)
-    return tuple(path for path in PATH_NAMES if not names or path in names)
+    return tuple(path for path in PATH_NAMES if path in names)
 
 
 def check_variations(names: Sequence[str]) -> None:
@@ -152,14 +155,25 @@ def check_data_options(
         raise ValueError(f"--cases-file {cases_file}: there is {found}; give a JSON file of cases")
 
 
-def checked_reference(name: str) -> ReferenceName:
-    """The kind of frozen policy of that name.
+def checked_training(train: str, reference: str | None) -> tuple[TrainName, ReferenceName | None]:
+    """What is trained, and the kind of frozen policy, by their names.
+
+    Args:
+        train: What is trained.
+        reference: The frozen policy; None where none was named.
+
+    Returns:
+        The same.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such name, or the weights of the frozen policy would be trained.
     """
-    _check_names("reference", [name], REFERENCE_NAMES)
-    return cast(ReferenceName, name)
+    _check_names("train", [train], TRAIN_NAMES)
+    _check_names("reference", [reference] if reference is not None else [], REFERENCE_NAMES)
+    known = cast(TrainName, train), cast(ReferenceName | None, reference)
+    if known[1] is not None:
+        check_reference(known[0], known[1])
+    return known
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from verify.cases import Case, CaseKind
 from verify.comparison import completion_name
 from verify.groups import PreferenceGroup, TokenIds
-from verify.objective import PREFERENCE_NAMES, SFT_NAMES, ObjectiveName
+from verify.objective import COMPARING_NAMES, SFT_NAMES, ObjectiveName
 
 CASE_NAME = "diagnosis"
 _SIZES = ((19, 13, 22), (40, 66, 30), (7, 9, 17))
@@ -110,7 +110,7 @@ def kinds_to_try(failing: Sequence[Case], taken: Sequence[CaseKind]) -> tuple[tu
     """
     found = {(case.kind, case.objective_name) for case in failing}
     # Where nothing failed, the objective that every subject computes stands for the others.
-    preferences = [name for name in PREFERENCE_NAMES if failing or name == PREFERENCE_NAMES[0]]
+    preferences = [name for name in COMPARING_NAMES if failing or name == COMPARING_NAMES[0]]
     kinds: tuple[CaseKind, ...] = ("pairs", "groups")
     known: list[tuple[CaseKind, ObjectiveName]] = [(kind, name) for kind in kinds for name in preferences]
     known += [("examples", name) for name in SFT_NAMES]

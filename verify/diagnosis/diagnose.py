@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from verify.cases import Case, CaseKind
+from verify.cases import Case, CaseKind, over
 from verify.checks.check import Finding
 from verify.comparison import StructureError
 from verify.diagnosis.cases import diagnostic_cases, kinds_to_try, richest_first
@@ -19,10 +19,11 @@ from verify.diagnosis.patterns.over_quantities import quantity_patterns
 from verify.diagnosis.patterns.over_tensors import tensor_patterns
 from verify.diagnosis.patterns.over_tokens import Branches, token_patterns
 from verify.diagnosis.patterns.pattern import Pattern
-from verify.diagnosis.signature import nearest, signature_of
+from verify.diagnosis.signature import Signature, nearest, signature_of
 from verify.diagnosis.stages.attribution import suspects_from_evidence
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.exact_checks import exact_check_suspects
+from verify.diagnosis.stages.rewards import reward_suspects
 from verify.diagnosis.stages.suspect import Suspect, rank
 from verify.diagnosis.study import CaseStudy, Workbench
 from verify.diagnosis.tokens import describe
@@ -31,7 +32,7 @@ from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Mutation
 from verify.model_state import WeightsChangedError
 from verify.models.vision import num_text_tokens
-from verify.objective import ObjectiveName, Sft
+from verify.objective import ObjectiveName, RewardModel, Sft
 from verify.observation import Observation
 from verify.subject import Subject, SubjectError, kinds_taken, support_for
 
@@ -118,10 +119,12 @@ class Diagnostician:
         except SubjectError as error:
             return Diagnosis(notes=(str(error),))
         made, too_small = diagnostic_cases(vocab_size, self.bench.seed, wanted)
+        if self.bench.request.reference != "adapters-off":
+            made = tuple(over(case, self.bench.request.reference) for case in made)
         notes = list(too_small)
         for case in _in_order(wanted, made, failing):
             try:
-                support = support_for(subject, case)
+                support = support_for(subject, case, self.bench.frozen.name)
                 if not support.supported:
                     notes.append(f"not run on case {case.name}: {support.reason}")
                     continue
@@ -146,8 +149,10 @@ class Diagnostician:
         differences = study.differences(actual)
         if not differences.beyond:
             return None
+        if isinstance(study.context.objective, RewardModel):
+            return _of_rewards(study, actual, differences, findings, without)
         evidence, notes = gather(study, subject, actual, flow, differences)
-        near = _nearest(study, evidence, without)
+        near = _nearest(study, signature_of(differences, evidence.actual, evidence.expected), without)
         decoder_agrees = bool(evidence.hidden) and first_differing(evidence.hidden) is None
         pointed_to = (
             *suspects_from_evidence(evidence),
@@ -179,8 +184,28 @@ def _in_order(
             yield from (case for case in cases if (case.kind, case.objective_name) == (kind, objective_name))
 
 
-def _nearest(study: CaseStudy, evidence: Evidence, without: frozenset[str]) -> list[NearFault]:
-    signature = signature_of(evidence.differences, evidence.actual, evidence.expected)
+def _of_rewards(
+    study: CaseStudy,
+    actual: Observation,
+    differences: Differences,
+    findings: Sequence[Finding],
+    without: frozenset[str],
+) -> Diagnosis:
+    """Of a reward model there are no log-probs to follow: what differs, and the faults that look alike."""
+    near = _nearest(study, study.signature(actual), without)
+    return Diagnosis(
+        case=study.case.name,
+        patterns=(*quantity_patterns(differences.beyond, is_sft=False), *tensor_patterns(differences.gradients)),
+        suspects=rank(
+            (*reward_suspects(differences), *exact_check_suspects(findings, parity_holds=False)),
+            [(n.fault.name, n.fault.stage, n.distance) for n in near],
+        ),
+        nearest=tuple(near[:_NEAREST_SHOWN]),
+        notes=("of a reward model only patterns, nearest faults and exact checks are looked at",),
+    )
+
+
+def _nearest(study: CaseStudy, signature: Signature, without: frozenset[str]) -> list[NearFault]:
     known = {name: planted for name, planted in study.planted().items() if name not in without}
     return [NearFault(mutation_named(name), distance) for name, distance in nearest(signature, known)]
 

@@ -41,8 +41,8 @@ class Differences:
 
     Args:
         groups: The groups of the case.
-        logps: Policy log-probs of supervised tokens, one float64 vector per completion.
-        ref_logps: Reference log-probs; none under SFT.
+        logps: Policy log-probs of supervised tokens, one float64 vector per completion; none of a reward model.
+        ref_logps: Reference log-probs; none where there is no reference.
         rewards: [completions]; none under SFT.
         loss: Of the mean loss.
         gradients: By LoRA tensor; empty where there are none to compare.
@@ -51,7 +51,7 @@ class Differences:
         rewards_beyond: Which rewards differ; bool, as ``rewards``.
         beyond: Quantities of which some value differs.
         non_finite: Quantities of which some value is not finite.
-        logp_budget: Budget of one policy log-prob, in nats.
+        logp_budget: Budget of one policy log-prob, in nats; infinite of a reward model.
         unexpected_gradients: LoRA tensors that have a gradient and should not.
     """
 
@@ -108,7 +108,7 @@ def measure_differences(actual: Observation, expected: Observation, case: Case, 
         rewards_beyond=_beyond(rewards, largest.get("rewards", math.inf)),
         beyond=frozenset(failing),
         non_finite=frozenset(c.quantity for c in comparisons if c.non_finite is not None),
-        logp_budget=largest["per_token_logps"],
+        logp_budget=largest.get("per_token_logps", math.inf),
         unexpected_gradients=unexpected,
     )
 

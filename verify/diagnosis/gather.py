@@ -53,7 +53,7 @@ def gather(
         expected=study.witness,
         objective=study.context.objective,
         group_losses=study.group_losses if wrong_loss and not is_sft else torch.zeros(0, dtype=torch.float64),
-        examples=study.examples if wrong_loss and is_sft else (),
+        examples=study.examples if wrong_loss and is_sft and not study.case.has_images else (),
         hidden=hidden,
         backward=backward,
         stray_gradient=stray,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
-from verify.cases import Case, under
+from verify.cases import Case, over, under
 from verify.checks.cases import check_cases
 from verify.checks.check import Finding
 from verify.default_cases.tiny import tiny_cases
@@ -17,12 +17,13 @@ from verify.diagnosis.patterns.over_cases import case_patterns
 from verify.diagnosis.stages.exact_checks import describe_finding, exact_check_suspects
 from verify.diagnosis.stages.suspect import rank
 from verify.diagnosis.study import Workbench
-from verify.faults.catalogue import FAULTS
+from verify.faults.catalogue import ALL_FAULTS
 from verify.faults.fault import Fault
+from verify.frozen_policy import ReferenceName
 from verify.gate import GateRequest, Progress, Result
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
-from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, preference_beside
+from verify.objective import COMPARING_NAMES, REWARD_MODEL, preference_beside
 from verify.precision import DTYPE_NAMES
 from verify.subject import Subject, said_by
 from verify.subjects.pairwise import VARIATIONS
@@ -64,7 +65,7 @@ def diagnose_failures(
     large: bool,
     reproductions: Mapping[tuple[str, str], str],
     findings: Sequence[Finding] = (),
-    faults: tuple[Fault, ...] = FAULTS,
+    faults: tuple[Fault, ...] = ALL_FAULTS,
 ) -> Diagnoses:
     """Diagnose every subject that failed, up to a number.
 
@@ -80,45 +81,21 @@ def diagnose_failures(
     Returns:
         The diagnoses; nothing where nothing failed.
     """
-    results, findings, of_rewards = _of_logps(request, results, findings)
     failures = [f for subject in request.subjects if (f := _failure(subject, results, findings)) is not None]
-    failed = {failure.subject.name for failure in failures}
-    undiagnosed = [subject.name for subject in request.subjects if subject.name in of_rewards - failed]
-    notes = (f"not diagnosed, since they fail under a reward model: {', '.join(undiagnosed)}",) if undiagnosed else ()
     if not failures:
-        return Diagnoses(notes=notes)
+        return Diagnoses()
     failures.sort(key=lambda failure: not failure.failing)  # what fails by exact checks alone needs least to be said
     own_model = not large and vocabulary_size(request.model) <= _LARGEST_VOCABULARY
-    benches: dict[str, Diagnostician] = {}
+    benches: dict[_BenchKey, Diagnostician] = {}
     records = []
     for number, failure in enumerate(failures[:AT_MOST]):
         progress(number, min(len(failures), AT_MOST), f"diagnosis of {failure.subject.name}")
         found, dtype = _diagnose(failure, request, own_model, benches, faults)
         reproduction = reproductions.get((failure.subject.name, failure.dtype), "")
         records.append(_record(failure, found, dtype, request, own_model, reproduction))
-    left_out = [failure.subject.name for failure in failures[AT_MOST:]]
-    if left_out:
-        notes = (f"at most {AT_MOST} subjects are diagnosed in a run; not diagnosed: {', '.join(left_out)}", *notes)
+    left_out = ", ".join(failure.subject.name for failure in failures[AT_MOST:])
+    notes = (f"at most {AT_MOST} subjects are diagnosed in a run; not diagnosed: {left_out}",) if left_out else ()
     return Diagnoses(records=tuple(records), notes=notes)
-
-
-def _of_logps(
-    request: GateRequest, results: Sequence[Result], findings: Sequence[Finding]
-) -> tuple[list[Result], list[Finding], set[str]]:
-    """What a diagnosis can read, log-probs; of reward models the names of subjects that fail."""
-    of_rewards = {case.name for case in request.cases if case.objective_name == REWARD_MODEL}
-    if request.objective.name == REWARD_MODEL:
-        small = check_cases(vocabulary_size(request.model), request.seed, request.objective.name)
-        of_checks: Collection[str] = small.on(reward_model=True).by_name
-    else:
-        of_checks = ()
-    failing = {r.subject for r in results if r.case in of_rewards and r.verdict is Verdict.FAIL}
-    failing |= {f.subject for f in findings if f.case in of_checks and f.verdict is Verdict.FAIL}
-    return (
-        [result for result in results if result.case not in of_rewards],
-        [finding for finding in findings if finding.case not in of_checks],
-        failing,
-    )
 
 
 def _failure(subject: Subject, results: Sequence[Result], findings: Sequence[Finding]) -> _Failure | None:
@@ -139,11 +116,24 @@ def _failure(subject: Subject, results: Sequence[Result], findings: Sequence[Fin
     )
 
 
+_BenchKey = tuple[str, ModelRequest, bool]
+"""Dtype, model with its frozen policy, and whether it is a reward model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """Failing cases that are run on one model."""
+
+    model: ModelRequest
+    is_reward_model: bool
+    cases: tuple[Case, ...]
+
+
 def _diagnose(
     failure: _Failure,
     request: GateRequest,
     own_model: bool,
-    benches: dict[str, Diagnostician],
+    benches: dict[_BenchKey, Diagnostician],
     faults: tuple[Fault, ...],
 ) -> tuple[Diagnosis, str]:
     """The diagnosis and the dtype it was made in: float32 where only bfloat16 failed, if it fails there too."""
@@ -151,33 +141,72 @@ def _diagnose(
         suspects = rank(exact_check_suspects(failure.findings, parity_holds=True), [])
         notes = (_EXACT_ALONE, *_cases_of(failure.findings, request))
         return Diagnosis(case=failure.findings[0].case, suspects=suspects, notes=notes), failure.dtype
-    model = request.model if own_model else ModelRequest(
-        name="tiny", device=request.model.device, seed=request.seed, lora=LoraSpec(strength=0.3)
-    )  # fmt: skip
-    cases = _cases(failure, request)
-    if not own_model:
-        cases = _tiny(cases, vocabulary_size(model), request.seed)
     found = Diagnosis()
-    for dtype in ("float32", "bfloat16") if failure.dtype == "bfloat16" else (failure.dtype,):
-        if dtype not in benches:
-            bench = Workbench(
-                request=model,
-                dtype=dtype,
-                objective=preference_beside(request.objective),
-                policy=request.policy,
-                seed=request.seed,
-                variations=request.variations if own_model else tuple(VARIATIONS),
-                faults=faults,
-            )
-            benches[dtype] = Diagnostician(bench)
-        try:
-            found = benches[dtype].diagnose(failure.subject, cases, findings=failure.findings)
-        except Exception as error:  # the verdict stands without a diagnosis and must not be lost with it
-            found = Diagnosis(notes=(f"the diagnosis itself failed: {said_by(error)}",))
-        if found.case:
-            return found, dtype
+    for ground in _grounds(failure, request, own_model):
+        for dtype in ("float32", "bfloat16") if failure.dtype == "bfloat16" else (failure.dtype,):
+            found = _on_ground(ground, dtype, failure, request, own_model, benches, faults)
+            if found.case:
+                return found, dtype
     suspects = rank(exact_check_suspects(failure.findings, parity_holds=False), [])
     return replace(found, suspects=suspects), failure.dtype
+
+
+def _on_ground(
+    ground: _Ground,
+    dtype: str,
+    failure: _Failure,
+    request: GateRequest,
+    own_model: bool,
+    benches: dict[_BenchKey, Diagnostician],
+    faults: tuple[Fault, ...],
+) -> Diagnosis:
+    key = dtype, ground.model, ground.is_reward_model
+    try:
+        if key not in benches:
+            benches[key] = Diagnostician(
+                Workbench(
+                    request=ground.model,
+                    dtype=dtype,
+                    objective=preference_beside(request.objective),
+                    policy=request.policy,
+                    seed=request.seed,
+                    variations=request.variations if own_model else tuple(VARIATIONS),
+                    faults=faults,
+                    is_reward_model=ground.is_reward_model,
+                )
+            )
+        return benches[key].diagnose(failure.subject, ground.cases, findings=failure.findings)
+    except Exception as error:  # the verdict stands without a diagnosis and must not be lost with it
+        return Diagnosis(notes=(f"the diagnosis itself failed: {said_by(error)}",))
+
+
+def _grounds(failure: _Failure, request: GateRequest, own_model: bool) -> Iterator[_Ground]:
+    """The failing cases by the model that they are run on: that of the run first, and log-probs before rewards.
+
+    A large model is stood for by the tiny one, with the same frozen policy; that one sees no images.
+    """
+    failed = {result.case for result in failure.failing}
+    by_model: dict[tuple[ModelRequest, bool], list[Case]] = {}
+    for case in request.cases:
+        if case.name in failed and (own_model or not case.has_images):
+            key = request.model_of(case), case.objective_name == REWARD_MODEL
+            by_model.setdefault(key, []).append(case)
+    for model, is_reward_model in sorted(by_model, key=lambda key: (key[1], key[0] != request.model)):
+        cases = tuple(by_model[model, is_reward_model])
+        if not own_model:
+            lora = LoraSpec(strength=0.3)
+            tiny = ModelRequest(
+                name="tiny", device=model.device, seed=request.seed, lora=lora, reference=model.reference
+            )
+            cases = _tiny(cases, vocabulary_size(tiny), request.seed)
+            yield _Ground(tiny, is_reward_model, tuple(over(case, _own(tiny)) for case in cases))
+        else:
+            yield _Ground(model, is_reward_model, cases)
+
+
+def _own(model: ModelRequest) -> ReferenceName | None:
+    """The frozen policy that a case says that it is over, on a model: none where that is the usual one."""
+    return None if model.reference == "adapters-off" else model.reference
 
 
 def _cases_of(findings: Sequence[Finding], request: GateRequest) -> tuple[str, ...]:
@@ -187,17 +216,11 @@ def _cases_of(findings: Sequence[Finding], request: GateRequest) -> tuple[str, .
     return tuple(f"case {name}: {case_in_words(case)}" for name, case in cases.items() if name in failed)
 
 
-def _cases(failure: _Failure, request: GateRequest) -> tuple[Case, ...]:
-    """Cases that failed; not those with images, whose prompts cannot be rewritten token by token."""
-    names = {result.case for result in failure.failing}
-    return tuple(case for case in request.cases if case.name in names and not case.has_images)
-
-
 def _tiny(failing: Sequence[Case], vocab_size: int, seed: int) -> tuple[Case, ...]:
     """Of the tiny cases those with the kinds and objectives of cases that failed."""
     kinds = {(case.kind, case.objective_name) for case in failing}
     failed = {name for _, name in kinds}
-    preference = next((name for name in PREFERENCE_NAMES if name in failed), PREFERENCE_NAMES[0])
+    preference = next((name for name in COMPARING_NAMES if name in failed), COMPARING_NAMES[0])
     return tuple(
         case
         for case in (under(case, preference) for case in tiny_cases(vocab_size, seed))

@@ -31,9 +31,9 @@ class Signature:
     """Differences with rounding taken out, flattened.
 
     Args:
-        logps: Policy, [N]; 0 where within budget, and where not finite.
+        logps: Policy, [N]; 0 where within budget, and where not finite; empty of a reward model.
         logps_beyond: Which tokens differ, bool [N].
-        ref_logps: The same of the reference; empty under SFT.
+        ref_logps: The same of the reference; empty where there is none.
         ref_logps_beyond: bool, as ``ref_logps``.
         rewards: [K]; empty under SFT.
         loss: [1].
@@ -84,7 +84,7 @@ def signature_of(differences: Differences, actual: Observation, expected: Observ
         )
     return Signature(
         logps=_beyond_only(differences.logps, differences.logps_beyond),
-        logps_beyond=torch.cat(differences.logps_beyond),
+        logps_beyond=_joined(differences.logps_beyond).bool(),
         ref_logps=_beyond_only(differences.ref_logps, differences.ref_logps_beyond),
         ref_logps_beyond=_joined(differences.ref_logps_beyond).bool(),
         rewards=_beyond_only([differences.rewards], [differences.rewards_beyond]),
@@ -120,7 +120,7 @@ def _beyond_only(differences: Sequence[Tensor], beyond: Sequence[Tensor]) -> Ten
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """One vector; an empty one under SFT, which has no reference."""
+    """One vector; an empty one of what the objective has not."""
     return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.float64)
 
 

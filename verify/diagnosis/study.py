@@ -20,12 +20,14 @@ from verify.diagnosis.layers import Yardstick
 from verify.diagnosis.sight import Probe, Sight, look, probing
 from verify.diagnosis.signature import Signature, signature_of
 from verify.diagnosis.tokens import on_all_tokens, tracked_tokens
-from verify.faults.catalogue import FAULTS
+from verify.faults.catalogue import ALL_FAULTS
 from verify.faults.fault import Fault
+from verify.frozen_policy import FrozenPolicy
 from verify.judgement import JudgingContext
+from verify.model_holder import ModelHolder
 from verify.model_state import Baseline, restored_model
 from verify.models.dtypes import DTYPES
-from verify.models.request import ModelRequest, build_model
+from verify.models.request import ModelRequest
 from verify.noise import NoiseSample, measure_noise
 from verify.objective import Objective, Preference, objective_named
 from verify.observation import Observation, observe
@@ -35,6 +37,7 @@ from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
+from verify.training import TrainName
 
 _MOST_ELEMENTS = 50_000_000
 """Of a basis, float64: 400 MB."""
@@ -52,6 +55,7 @@ class Workbench:
         seed: Seed of torch's generator during passes.
         variations: Harmless variations of the unpacked path, which set the noise.
         faults: The catalogue that is planted.
+        is_reward_model: Build a reward model, of which there are rewards and no log-probs.
     """
 
     request: ModelRequest
@@ -60,19 +64,21 @@ class Workbench:
     policy: Policy
     seed: int
     variations: tuple[str, ...] = tuple(VARIATIONS)
-    faults: tuple[Fault, ...] = FAULTS
+    faults: tuple[Fault, ...] = ALL_FAULTS
+    is_reward_model: bool = False
     model: Any = field(init=False)
     baseline: Baseline = field(init=False)
     decoder: Decoder | None = field(init=False)
+    frozen: FrozenPolicy = field(init=False)
 
     def __post_init__(self) -> None:
         self.rebuild()
 
     def rebuild(self) -> None:
         """Build the model anew, as after a subject that changed its weights."""
-        self.model = build_model(self.request, self.dtype).model
-        self.baseline = Baseline.read(self.model)
-        self.decoder = find_decoder(self.model)
+        holder = ModelHolder(self.request, self.dtype, is_reward_model=self.is_reward_model)
+        self.model, self.baseline, self.frozen = holder.model, holder.baseline, holder.reference
+        self.decoder = None if self.is_reward_model else find_decoder(self.model)
 
     def observe(self, subject: Subject, case: Case) -> Observation:
         """Run a subject as the gate does.
@@ -88,7 +94,7 @@ class Workbench:
 
     def objective_of(self, case: Case) -> Objective:
         """The objective of a case."""
-        return objective_named(case.objective_name, self.objective)
+        return objective_named(case.objective_name, replace(self.objective, reference=self.frozen))
 
     def observe_with_flow(self, subject: Subject, case: Case) -> tuple[Observation, list[ForwardCall]]:
         """The same, with what passes through the model in the policy pass; raises alike."""
@@ -221,7 +227,7 @@ class CaseStudy:
         if self._planted is None:
             self._planted = {}
             forwards = ForwardCache(self.bench.model)
-            for fault in plantable(self.bench.faults, self.case):
+            for fault in plantable(self.bench.faults, self.case, trains=self.bench.request.train):
                 try:
                     observation = self.bench.observe(FaultySubject(mutation=fault, forwards=forwards), self.case)
                     signature = self.signature(observation)
@@ -315,9 +321,10 @@ class CaseStudy:
         return calls, seen
 
 
-def plantable(faults: Sequence[Fault], case: Case) -> tuple[Fault, ...]:
-    """Those faults that change a value on a case."""
-    return tuple(fault for fault in faults if "parity" in fault.must_kill and fault.bites(case))
+def plantable(faults: Sequence[Fault], case: Case, *, trains: TrainName = "lora") -> tuple[Fault, ...]:
+    """Those faults that change a value on a case, in a step that trains this."""
+    planted = (fault for fault in faults if trains in fault.trains)
+    return tuple(fault for fault in planted if "parity" in fault.must_kill and fault.bites(case))
 
 
 def with_zeros(actual: Observation, expected: Observation) -> Observation:

@@ -1,6 +1,6 @@
 """Faults inside the model: what passes from one module to the next, forward and backward.
 
-Module names end as in transformers' Qwen3 under PEFT.
+Module names end as in transformers' Qwen3, under PEFT where there are adapters.
 
 Shape letters: B rows, T slots.
 """
@@ -110,12 +110,12 @@ def prompt_gradient_averaged(honest: Activations, rows: Rows, module: str, outpu
     """Gradients of the prompt's keys and values are averaged over its branches instead of summed."""
     if not module.endswith(_KEYS_AND_VALUES):
         return output
-    constant, shares = output.detach(), _shares_of_branches(rows).to(output)
+    constant, shares = output.detach(), shares_of_branches(rows).to(output)
     averaged = constant + shares * (output - constant)  # of equal value, to the last bit
     return torch.where(prompt_slots(rows).to(output.device), averaged, output)
 
 
-def _shares_of_branches(rows: Rows) -> Tensor:
+def shares_of_branches(rows: Rows) -> Tensor:
     """One over the number of segments that hang on a slot's own, 1 where there are none; [B, T, 1]."""
     shares = []
     for row in rows.rows:
@@ -239,6 +239,7 @@ FAULTS = (
         stage="activations",
         replacement=partial(scaled, ".lora_B.default", 0.5),
         what="Adapters are added with scale 1 instead of alpha / rank, here 2.",
+        trains=("lora",),
         imitates=("A37", "A52"),
         signature="reference exact, policy log-probs and gradients off",
         invisible_where="alpha = rank; adapters at initialisation",
@@ -248,6 +249,7 @@ FAULTS = (
         stage="activations",
         replacement=partial(scaled, ".v_proj.lora_B.default", 0.0),
         what="A fused attention path reads the base weight of the value projection.",
+        trains=("lora",),
         imitates=("A52", "A49"),
         signature="reference exact, policy log-probs off, gradients of value adapters 0",
         invisible_where="adapters at initialisation",

@@ -13,6 +13,7 @@ from verify.faults.stages import STAGES, STAGES_OF_BOTH, STAGES_OF_REWARDS, Stag
 from verify.handed_out import on_copies
 from verify.models.dtypes import DTYPES
 from verify.objective import REWARD_MODEL, ObjectiveName
+from verify.training import TRAIN_NAMES, TrainName
 
 CheckName = Literal["parity", "packed-ran"] | ExactCheckName
 CHECKS: tuple[CheckName, ...] = ("parity", "packed-ran", *EXACT_CHECK_NAMES)
@@ -62,6 +63,7 @@ class Mutation:
         with_images: Whether it is planted on cases with images, and on those only; what rewrites prompts would leave
             their placeholders without images.
         of_rewards: Whether it is planted in the step of a reward model, and no other: cases of that objective have it.
+        trains: What is trained of the models that have the place where it sits.
 
     Raises:
         ValueError: A part is of another type, the name is empty, or there is no such stage.
@@ -78,6 +80,7 @@ class Mutation:
     remembers: bool = False
     with_images: bool = False
     of_rewards: bool = False
+    trains: tuple[TrainName, ...] = TRAIN_NAMES
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -91,12 +94,19 @@ class Mutation:
             raise ValueError(f"fault {self.name}: replacement is a {type(self.replacement).__name__}: give a function")
         if not self.kinds or not set(self.kinds) <= set(CASE_KINDS):
             raise ValueError(f"fault {self.name}: kinds is {self.kinds!r}: give some of {', '.join(CASE_KINDS)}")
+        if not self.trains or not set(self.trains) <= set(TRAIN_NAMES):
+            raise ValueError(f"fault {self.name}: trains is {self.trains!r}: give some of {', '.join(TRAIN_NAMES)}")
 
     def runs_under(self, objective_name: ObjectiveName) -> bool:
         """Whether the step of that objective has the stage in the form that the replacement knows."""
         if objective_name == REWARD_MODEL:
             return self.of_rewards or self.stage in STAGES_OF_BOTH
         return not self.of_rewards
+
+    @property
+    def of_routers(self) -> bool:
+        """Whether it is about the loss of routers, which only a mixture of experts has."""
+        return self.stage == "routers"
 
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes; the condition is asked of cases of its kinds only."""

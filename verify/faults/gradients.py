@@ -1,4 +1,7 @@
-"""Faults of the backward pass that reach LoRA tensors: forward quantities are exact throughout."""
+"""Faults of the backward pass that reach trained tensors: forward quantities are exact throughout.
+
+Names are those of LoRA tensors (``...o_proj.lora_A.default.weight``), or where every weight is trained of weights.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def with_gradient(parameter: Tensor, change: Callable[[Tensor], Tensor]) -> Tens
     """A tensor of equal value whose gradient is changed on its way to the parameter.
 
     Args:
-        parameter: The LoRA tensor, which is left as it is.
+        parameter: The trained tensor, which is left as it is.
         change: Gradient to gradient.
 
     Returns:
@@ -84,12 +87,13 @@ def rounded_to_bfloat16(honest: Gradients, name: str, parameter: Tensor, rows: R
 
 def slice_stale(honest: Gradients, name: str, parameter: Tensor, rows: Rows) -> Tensor:
     """Half of one tensor repeats the other half."""
-    return with_gradient(parameter, _second_half_stale) if ".layers.0.self_attn.v_proj.lora_B." in name else parameter
+    affected = ".layers.0.self_attn.v_proj." in name and ".lora_A." not in name
+    return with_gradient(parameter, _second_half_stale) if affected else parameter
 
 
 def one_tensor_scaled(honest: Gradients, name: str, parameter: Tensor, rows: Rows) -> Tensor:
     """One of all tensors is one part in a thousand too large."""
-    affected = ".layers.0.self_attn.o_proj.lora_A." in name
+    affected = ".layers.0.self_attn.o_proj." in name and ".lora_B." not in name
     return with_gradient(parameter, partial(_times, 1.001)) if affected else parameter
 
 
@@ -173,7 +177,7 @@ FAULTS = (
         name="one-gradient-off-by-a-thousandth",
         stage="gradients",
         replacement=one_tensor_scaled,
-        what="One LoRA tensor of all has a gradient that is a thousandth too large.",
+        what="One trained tensor of all has a gradient that is a thousandth too large.",
         imitates=("A51",),
         signature="loss exact, one tensor off by one ratio",
         invisible_where=_FORWARD + "; bfloat16",
@@ -184,6 +188,7 @@ FAULTS = (
         stage="gradients",
         replacement=factor_b_doubled,
         what="The gradients of all B factors are counted twice.",
+        trains=("lora",),
         signature="loss exact, half of all tensors off by a factor of 2",
         invisible_where=_FORWARD,
     ),

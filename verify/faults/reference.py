@@ -115,6 +115,7 @@ FAULTS = (
         stage="reference",
         replacement=one_adapter_on,
         what="One module does not honour the switch that turns adapters off.",
+        trains=("lora",),
         imitates=("A47",),
         signature="policy exact, all reference log-probs off",
         invisible_where="adapters at initialisation",

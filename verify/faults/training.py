@@ -21,7 +21,8 @@ _SOME = 0.1
 
 def attention_gone(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
     """Outside of its passes the step leaves the model with attention that takes the mask for scores."""
-    model.get_base_model().set_attn_implementation("eager")
+    wrapped = getattr(model, "get_base_model", None)
+    (model if wrapped is None else wrapped()).set_attn_implementation("eager")
     return honest(model, forward, rows)
 
 
@@ -58,6 +59,7 @@ FAULTS = (
         kinds=PREFERENCES,
         signature="exact; with dropout the policy is trained without any. Caught by dropout only",
         invisible_where="everything, unless there is dropout",
+        trains=("lora",),
         must_kill=("dropout",),
     ),
     Fault(
@@ -68,6 +70,7 @@ FAULTS = (
         kinds=CASE_KINDS,
         signature="exact; with dropout too much is dropped. Caught by dropout only",
         invisible_where="everything, unless there is dropout",
+        trains=("lora",),
         must_kill=("dropout",),
     ),
 )

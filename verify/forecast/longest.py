@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from reports.cost_record import PathName
 from verify.forecast.devices import DeviceProfile
 from verify.forecast.forecast import optimizer_step, step_peak
 from verify.forecast.paper_model import PaperModel
-from verify.option_names import PathName
 from verify.packing_plan.costs import GroupLengths
 
 STEP = 64

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from reports.cost_record import PathName
 from verify.forecast.depth import TRACED_LAYERS, LayersDifferError, Repeated, joined, unrolled
 from verify.forecast.fake_model import build_fake
 from verify.forecast.request import Training
@@ -20,7 +21,6 @@ from verify.models.checkpoint import read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.random_weights import hf_config
 from verify.models.shape_file import is_shape_file, read_shape
-from verify.option_names import PathName
 from verify.packing_plan.costs import GroupLengths
 from verify.subjects.path_calls import path_calls
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from reports.cost_record import PathName
 from reports.forecast_record import (
     DeviceRecord,
     ForecastRecord,
@@ -25,7 +26,6 @@ from verify.forecast.paper_model import PaperModel, read_any_config
 from verify.forecast.request import Training
 from verify.forecast.roofline import ASSUMPTIONS
 from verify.models.dtypes import DTYPES
-from verify.option_names import PathName
 
 Progress = Callable[[int, int, str], None]
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import logsigmoid
 
+from reports.cost_record import PathName
 from verify.forecast.kernels import flex_modelled, kernels_of
 from verify.forecast.step_trace import Phase, StepTrace, Window
 from verify.models.adapters import adapters_off
-from verify.option_names import PathName
 from verify.subjects.path_calls import (
     PathCall,
     attention_of,

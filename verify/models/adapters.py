@@ -12,6 +12,15 @@ _SWITCH = "_disable_adapters"
 """Of PEFT's layers, and of those with trained copies of weights: where it is set, they compute without."""
 
 
+def has_adapters(model: Any) -> bool:
+    """Whether some layer of a model has adapters: PEFT wraps it; else every weight is trained."""
+    return any(_has_switch(module) for module in modules_of(model))
+
+
+def _has_switch(module: Any) -> bool:
+    return _SWITCH in vars(module) or hasattr(type(module), _SWITCH)
+
+
 @contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
     """The model without its adapters while the context is open.
@@ -26,7 +35,7 @@ def adapters_off(model: Any) -> Iterator[None]:
     Raises:
         ValueError: No module has the switch, so that the model without its adapters would be the model itself.
     """
-    layers = [m for m in modules_of(model) if _SWITCH in vars(m) or hasattr(type(m), _SWITCH)]
+    layers = [module for module in modules_of(model) if _has_switch(module)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no layer with adapters: there is none to switch off")
     before = [getattr(layer, _SWITCH) for layer in layers]

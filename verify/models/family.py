@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from verify.families.names import select_families
 from verify.families.tiny_config import tiny_config
+from verify.models.advice import without_advice
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX
 from verify.models.lora import rounded_normal
 from verify.models.random_weights import freeze, implementations
@@ -82,7 +84,8 @@ def build_family(family: str, *, dtype: torch.dtype, seed: int) -> Any:
     config = family_config(family)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # for what is initialised at random and not drawn anew below
-        model = auto_class(config).from_config(config, dtype=dtype, **implementations(config))
+        with without_advice():
+            model = auto_class(config).from_config(config, dtype=dtype, **implementations(config))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -111,6 +114,24 @@ def module_names(config: PreTrainedConfig) -> tuple[str, ...]:
         raise ValueError(f"no causal LM of model type {config.model_type} can be built: {said_by(error)}") from error
 
 
+def num_parameters(config: PreTrainedConfig, num_layers: int | None) -> int:
+    """Parameters of a causal LM, tied ones once, counted without making them.
+
+    Args:
+        config: The published config.
+        num_layers: Layers that are kept, or None for all.
+    """
+    cut = copy.deepcopy(config)
+    of_text = cut.get_text_config()
+    if num_layers is not None:
+        of_text.num_hidden_layers = num_layers
+        if getattr(of_text, "layer_types", None):
+            of_text.layer_types = of_text.layer_types[:num_layers]
+    model = _without_weights(cut)
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _without_weights(config: PreTrainedConfig) -> Any:
-    with torch.device("meta"):
+    with torch.device("meta"), without_advice():
         return auto_class(config).from_config(config, **implementations(config))

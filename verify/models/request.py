@@ -12,11 +12,14 @@ from verify.frozen_policy import ReferenceName
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.dtypes import dtype_of_weights
+from verify.models.every_weight import train_every_weight
 from verify.models.family import WEIGHT_STD, build_family, family_config, tiny_family
 from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
 from verify.models.random_weights import build_random, hf_config, moved_copy
 from verify.models.reward_model import train_score_head, with_score_head
 from verify.models.vision import num_text_tokens
+from verify.router_balance import experts_per_token
+from verify.training import TrainName, check_reference
 
 FROZEN_ADAPTER = "reference"
 
@@ -31,12 +34,14 @@ class ModelRequest:
         num_layers: Cut the depth to this, or None for the published depth.
         device: A torch device, e.g. "cpu" or "cuda".
         seed: Seed of random weights and of the adapters.
-        lora: The adapters.
+        lora: The adapters, where they are what is trained.
         config: A config with seeded weights instead of the one that is named.
         reference: The kind of frozen policy that is built with it.
+        train: What is trained.
 
     Raises:
-        ValueError: An unknown name, a depth the config does not have, or a device that is not there.
+        ValueError: An unknown name, a depth the config does not have, a device that is not there, or a frozen policy
+            whose weights would be trained.
     """
 
     name: str
@@ -46,6 +51,7 @@ class ModelRequest:
     lora: LoraSpec = field(default_factory=LoraSpec)
     config: NamedConfig | None = None
     reference: ReferenceName = "adapters-off"
+    train: TrainName = "lora"
 
     def __post_init__(self) -> None:
         if self.family:
@@ -58,6 +64,7 @@ class ModelRequest:
             if self.num_layers is not None and not 1 <= self.num_layers <= published:
                 raise ValueError(f"--layers {self.num_layers}: {self.name} has {published} layers")
         check_device(self.device)
+        check_reference(self.train, self.reference)
 
     @property
     def is_checkpoint(self) -> bool:
@@ -91,10 +98,11 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUnderTest:
-    """A PEFT-wrapped causal LM or reward model, and what it was built from.
+    """A causal LM or reward model, PEFT-wrapped unless every weight is trained, and what it was built from.
 
     Args:
-        model: The model on its device, in eval mode; only LoRA tensors and the head of a reward model require grad.
+        model: The model on its device, in eval mode; what is trained requires grad, and nothing else: LoRA tensors and
+            the head of a reward model, or every weight.
         weights: Where the weights come from, in words.
         num_layers_published: Depth of the config before a cut.
         exact_in_bfloat16: Whether bfloat16 represents every weight, so that all dtypes run the same values.
@@ -116,7 +124,7 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
         dtype_name: One of ``verify.precision.PRECISIONS``.
 
     Returns:
-        The model with adapters, on its device.
+        The model with adapters, or with every weight trained, on its device.
 
     Raises:
         ValueError: A checkpoint that cannot be used (CheckpointError).
@@ -124,6 +132,8 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
     built, other = _without_adapters(request, dtype_of_weights(dtype_name)), None
     if request.has_other_model:
         other = moved_copy(built.model, seed=request.seed + 2).to(request.device)
+    if request.train == "all":
+        return replace(built, model=train_every_weight(built.model).to(request.device), other=other)
     model = add_lora(built.model, request.lora, seed=request.seed + 1)
     if request.reference == "frozen-adapter":
         add_frozen_adapter(model, FROZEN_ADAPTER, request.lora, seed=request.seed + 2)
@@ -131,22 +141,25 @@ def build_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
 
 
 def build_reward_model(request: ModelRequest, dtype_name: str) -> ModelUnderTest:
-    """Build a reward model of the requested model in one dtype: its blocks and adapters under a seeded score head.
+    """Build a reward model of the requested model in one dtype: its blocks, and adapters, under a seeded score head.
 
     Args:
         request: The request.
         dtype_name: One of ``verify.precision.PRECISIONS``.
 
     Returns:
-        The sequence classifier with the weights and adapters of :func:`build_model`, and its head trained.
+        The sequence classifier with the weights and adapters of :func:`build_model`, and its head trained too.
 
     Raises:
         ValueError: As :func:`build_model`, or transformers has no such classifier.
     """
     built = _without_adapters(request, dtype_of_weights(dtype_name))
     classifier = with_score_head(built.model, seed=request.seed + 3)
-    model = add_lora(classifier, request.lora, seed=request.seed + 1, task_type=None)
-    train_score_head(model)
+    if request.train == "all":
+        model = train_every_weight(classifier)
+    else:
+        model = add_lora(classifier, request.lora, seed=request.seed + 1, task_type=None)
+        train_score_head(model)
     return replace(built, model=model.to(request.device), weights=f"{built.weights}; score head seeded")
 
 
@@ -167,6 +180,10 @@ def _without_adapters(request: ModelRequest, dtype: torch.dtype) -> ModelUnderTe
         base = build_random(config, num_layers=depth, dtype=dtype, seed=request.seed)
         weights = f"seeded normal, std {config.weight_std}, rounded to bfloat16"
         exact = True
+    if experts_per_token(base):
+        # Its first call with router logits hooks its routers for good. Later it would be a change that a subject made.
+        with torch.no_grad():
+            base(input_ids=torch.tensor([[0]]), output_router_logits=True, use_cache=False)
     return ModelUnderTest(model=base, weights=weights, num_layers_published=published, exact_in_bfloat16=exact)
 
 

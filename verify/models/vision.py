@@ -25,6 +25,8 @@ TINY_WITH_IMAGES = "tiny-llava"
 """Name of the tiny model of them."""
 VISION_TOWER = "vision_tower"
 """What the module is called that sees images."""
+VISION_MODULES = (VISION_TOWER, "multi_modal_projector")
+"""That, and what makes embeddings of its features."""
 
 
 def tiny_llava_config(*, num_text_tokens: int, num_positions: int) -> LlavaConfig:

@@ -9,7 +9,7 @@ from typing import Any
 from reports.record import BlindSpotRecord
 from reports.words import listed
 from verify.cases import Case, CaseKind
-from verify.faults.catalogue import FAULTS, FAULTS_OF_REWARDS
+from verify.faults.catalogue import FAULTS, FAULTS_OF_EVERY_WEIGHT, FAULTS_OF_REWARDS
 from verify.faults.conditions import Condition
 from verify.faults.fault import Fault
 from verify.gate import GateRequest, Result
@@ -113,9 +113,10 @@ def blind_spots(
 
 def _catalogue(request: GateRequest) -> tuple[Fault, ...]:
     """The faults that a run is about: in one of reward models those of log-probs on examples alone."""
+    of_run = [f for f in (*FAULTS, *FAULTS_OF_EVERY_WEIGHT) if request.model.train in f.trains]
     if not isinstance(request.objective, RewardModel):
-        return FAULTS
-    of_examples = (replace(fault, kinds=("examples",)) for fault in FAULTS if "examples" in fault.kinds)
+        return tuple(of_run)
+    of_examples = (replace(fault, kinds=("examples",)) for fault in of_run if "examples" in fault.kinds)
     return (*of_examples, *FAULTS_OF_REWARDS)
 
 

@@ -12,6 +12,7 @@ from verify.faults.kill_matrix import FAMILIES, Kill, Outcome, kill_of
 from verify.gate import GateOutcome, GateRequest
 from verify.packed_proof import summarise
 from verify.proof_of_life.blind_spots import blind_spots
+from verify.proof_of_life.left_out import left_out
 from verify.proof_of_life.planting import Planting, Plantings
 from verify.verdict import Verdict
 
@@ -69,10 +70,12 @@ def prove(request: GateRequest, outcome: GateOutcome, plantings: Plantings, *, i
     findings = findings_of(outcome, plantings, request.dtypes, is_tiny=is_tiny)
     hidden = [(f.kill.dtype, f.kill.mutation.name) for f in findings if f.hides_in_rounding]
     judged = without_planted(outcome, plantings)
+    ran = {found.check for found in outcome.findings if found.verdict in (Verdict.PASS, Verdict.FAIL)}
     return Proof(
         planted=planted_records(findings),
-        blind_spots=blind_spots(
-            request, judged.results, outcome.model.model.config.get_text_config(), within_rounding=hidden
+        blind_spots=(
+            *blind_spots(request, judged.results, outcome.model.model.config.get_text_config(), within_rounding=hidden),
+            *left_out(request, ran),
         ),
         reasons=reasons_of(findings),
         notes=notes_of(plantings),

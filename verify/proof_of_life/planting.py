@@ -10,7 +10,15 @@ from verify.faults.catalogue import biting_cases
 from verify.gate import GateRequest
 from verify.precision import rounds_in
 from verify.proof_of_life.kinds import kinds_of
-from verify.proof_of_life.probes import PROBES, PROBES_OF_IMAGES, PROBES_OF_REFERENCES, PROBES_OF_REWARDS, Probe
+from verify.proof_of_life.probes import (
+    PROBES,
+    PROBES_OF_EVERY_WEIGHT,
+    PROBES_OF_IMAGES,
+    PROBES_OF_REFERENCES,
+    PROBES_OF_REWARDS,
+    PROBES_OF_ROUTERS,
+    Probe,
+)
 from verify.subject import Subject, layout_of, support_for
 from verify.subjects import is_built_in
 from verify.subjects.faulty import FaultySubject, shows_within
@@ -68,6 +76,7 @@ def choose_plantings(
     is_tiny: bool,
     window: int | None = None,
     module_names: Sequence[str] | None = None,
+    is_tied: bool = False,
 ) -> Plantings:
     """Choose what to plant: on a tiny model all that some case shows, elsewhere as many as cost a fifth of the run.
 
@@ -80,6 +89,7 @@ def choose_plantings(
         is_tiny: Passes cost next to nothing.
         window: Sliding window of the model's layers; None for none.
         module_names: Names of the model's modules; None where every fault finds the modules that it sits in.
+        is_tied: The head has the weight of the embedding.
 
     Returns:
         Plantings in the order of the probes; each on the smallest case that shows its fault, with gradients only where
@@ -91,13 +101,27 @@ def choose_plantings(
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
     usual = tuple(case for case in of_run if case.reference is None)
-    for probe in (*PROBES, *PROBES_OF_REWARDS, *PROBES_OF_REFERENCES, *PROBES_OF_IMAGES):
+    of_routers = PROBES_OF_ROUTERS if request.objective.router_aux_loss_coef else ()
+    every = (
+        *PROBES_OF_EVERY_WEIGHT,
+        *PROBES,
+        *of_routers,
+        *PROBES_OF_REWARDS,
+        *PROBES_OF_REFERENCES,
+        *PROBES_OF_IMAGES,
+    )
+    for probe in every:
+        if request.model.train not in probe.mutation.trains or (probe.untied and is_tied):
+            continue
         at_most = 1 if window is None else len(of_run)
         # What any frozen policy shows is planted over that of the other cases.
         cases = biting_cases(probe.mutation, usual, at_most) or biting_cases(probe.mutation, of_run, at_most)
         if not cases or num_layers < probe.min_layers:
             continue
         case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
+        if probe.fault == "routers-count-reference-pass" and request.model.reference == "cached":
+            left_out[probe.fault] = "cached log-probs come from no pass of the run"
+            continue
         if module_names is not None and not any(probe.needs in name for name in module_names):
             left_out[probe.fault] = f"the model has no module {probe.needs.strip('.')}"
             continue

@@ -21,6 +21,7 @@ class Probe:
             run is blind. "in bfloat16", or "beyond tiny" in bfloat16 and in any dtype of a model that is not tiny.
         min_layers: Decoder layers that a model needs to show it.
         needs: What the name of some module must contain, as in transformers' Qwen3: the fault sits there.
+        untied: It shows only where the head has a weight of its own.
     """
 
     fault: str
@@ -28,6 +29,7 @@ class Probe:
     may_hide: Literal["nowhere", "in bfloat16", "beyond tiny"] = "nowhere"
     min_layers: int = 1
     needs: str = ""
+    untied: bool = False
 
     def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
         """Whether rounding may be as large as the fault."""
@@ -81,6 +83,17 @@ PROBES_OF_REWARDS: tuple[Probe, ...] = (
     Probe("reward-positions-run-on", may_hide="in bfloat16"),
 )
 """Those of a reward model's step, planted on cases of that objective."""
+PROBES_OF_ROUTERS: tuple[Probe, ...] = (
+    Probe("routers-count-prompts-once", may_hide="in bfloat16"),
+    Probe("routers-without-coefficient", may_hide="in bfloat16"),
+    Probe("routers-count-reference-pass", may_hide="in bfloat16"),
+    Probe("routers-count-padding", may_hide="in bfloat16"),
+    Probe("routers-share-of-choices", may_hide="in bfloat16"),
+    Probe("routers-mean-of-rows", may_hide="beyond tiny"),
+    Probe("routers-mean-of-layers", may_hide="beyond tiny", min_layers=2),
+    Probe("routers-without-gradient", seen_in="gradients", may_hide="beyond tiny"),
+)
+"""Those of a step with the loss of routers, planted where that is part of the objective of the run."""
 PROBES_OF_REFERENCES: tuple[Probe, ...] = (
     Probe("frozen-adapter-ignored"),
     Probe("separate-model-ignored"),
@@ -95,3 +108,13 @@ PROBES_OF_IMAGES: tuple[Probe, ...] = (
     Probe("last-image-for-all"),
 )
 """Those of cases with images, which only a model has that sees them."""
+PROBES_OF_EVERY_WEIGHT: tuple[Probe, ...] = (
+    Probe("head-without-gradient", seen_in="gradients", needs="lm_head"),
+    Probe("embedding-without-gradient", seen_in="gradients", needs=".embed_tokens"),
+    Probe("reference-shares-embedding", needs=".embed_tokens"),
+    Probe("prompt-embedding-gradient-averaged", seen_in="gradients", may_hide="in bfloat16", needs=".embed_tokens"),
+    Probe("unused-tokens-have-gradient", seen_in="gradients", needs=".embed_tokens", untied=True),
+    Probe("embedding-gradient-of-last-branch", seen_in="gradients", may_hide="in bfloat16", needs=".embed_tokens"),
+    Probe("norms-without-gradient", seen_in="gradients", needs="norm"),
+)
+"""Those of a step that trains every weight."""

@@ -1,12 +1,17 @@
 """Who is to blame when a rank is lost.
 
-A rank that fails says so in the store of the group before it leaves; one that was ended or hangs does not. So the
-others, whose collectives break off or time out, can tell the two apart, and all ranks end with the same message.
+A rank that fails says so in the store of the group before it leaves. The connections of the others break off, or their
+collectives time out; they cannot be told to stop waiting. So each looks for what others have said, and at their beats:
+every rank counts up in the store while its process lives. One without a beat has ended; one that beats and says nothing
+hangs in something of its own. Rank 0 says what there is to say.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,19 +20,52 @@ if TYPE_CHECKING:
 
 ANSWER_S = 10.0
 """How long a rank whose collective broke waits for the others to say what became of them."""
-_BETWEEN_LOOKS_S = 0.02
+ALIKE_S = 1.0
+"""How long a rank that failed by itself waits to see whether all others failed alike."""
+BEAT_S = 0.3
+DEAD_S = 3.0
+"""Without a beat for so long a process has ended, or was stopped."""
+_BETWEEN_LOOKS_S = 0.05
+_BROKEN = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting")
+"""What is in the message of a collective that broke off."""
 
 
 class RankLostError(Exception):
-    """Another rank failed, was ended or hangs."""
+    """A rank failed, has ended or hangs."""
 
 
 class RankInputError(ValueError):
-    """Another rank refused its input."""
+    """A rank refused its input."""
+
+
+class SaidByRank0Error(Exception):
+    """What went wrong is said by rank 0, with the same exit status: this rank has nothing to add.
+
+    Args:
+        message: What rank 0 says.
+        status: Exit status of all ranks.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a rank said when it failed: its place in the order of failing, what kind of failure, and the message."""
+
+    order: int
+    kind: str
+    text: str
+
+    @property
+    def is_cause(self) -> bool:
+        return self.kind != "broken"
 
 
 class Board:
-    """What ranks tell each other when their group has broken: each that fails says so, in the order of failing.
+    """What ranks tell each other.
 
     Args:
         store: The store of the group.
@@ -36,77 +74,124 @@ class Board:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
 
-        self._dist, self._rank, self._world_size = dist, rank, world_size
-        self._store = PrefixStore("failed", store)
+        self._rank, self._world_size = rank, world_size
+        self._store = PrefixStore("board", store)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Show the others that this process lives, while the context is open."""
+        stop = threading.Event()
+        # Of its own: while one call waits on a connection, no other gets through.
+        store = self._store.clone()  # type: ignore[attr-defined]
+
+        def beat() -> None:
+            try:
+                while not stop.wait(BEAT_S):
+                    store.add(f"beat {self._rank}", 1)
+            except RuntimeError:  # whoever kept the store has gone
+                return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(DEAD_S)
 
     def raise_for_all(self, error: Exception) -> None:
-        """Raise what the first rank to fail raised, or name the ranks that do not answer.
+        """Raise what ended the run, as seen from this rank.
 
-        Returns only where all ranks raised the same: then the error is to be raised as it is.
+        Returns only where this rank's own error is what is to be raised, as it is: all ranks raised the same, and this
+        is rank 0; or there is no other rank.
 
         Args:
             error: What this rank raised.
 
         Raises:
-            RankInputError: A ValueError of the first rank to fail; all ranks raise it, that rank included.
-            RankLostError: Another error of the first rank to fail, or ranks that do not answer.
+            RankInputError: A ValueError of the first rank to fail.
+            RankLostError: Another error of the first rank to fail, or ranks that have ended or hang.
+            SaidByRank0Error: On other ranks than 0, where rank 0 has answered.
         """
-        rank, world_size = self._rank, self._world_size
-        if world_size == 1:
-            self._leave()
+        if self._world_size == 1:
             return
         try:
-            kind = "input" if isinstance(error, ValueError) else "error"
-            self._store.set(f"rank {rank}", f"{kind} {self._store.add('count', 1)} {one_line(error)}")
-            self._leave()
-            said = self._wait_for_answers()
-        except (self._dist.DistError, RuntimeError) as gone:
+            own = _Answer(self._store.add("count", 1), _kind(error), one_line(error))
+            self._store.set(f"answer {self._rank}", f"{own.order} {own.kind} {own.text}")
+            answers, dead = self._wait(own)
+            if self._rank == 0:
+                time.sleep(ALIKE_S / 2)  # whoever keeps the store leaves last: others read what it holds
+        except RuntimeError as gone:
             raise RankLostError(
-                f"rank 0 of {world_size}, which keeps the store of the group, is gone; rank {rank} noticed: "
-                f"{one_line(error)}"
+                f"rank 0 of {self._world_size}, which keeps the store of the group, is gone; rank {self._rank} "
+                f"noticed: {one_line(error)}"
             ) from gone
-        silent = [str(other) for other in range(world_size) if other not in said]
+        message, kind = self._cause(answers, dead, own)
+        if self._rank and 0 in answers:
+            raise SaidByRank0Error(message, 2 if kind == "input" else 3) from error
+        if message != own.text:
+            raise (RankInputError if kind == "input" else RankLostError)(message) from error
+
+    def _cause(self, answers: dict[int, _Answer], dead: list[int], own: _Answer) -> tuple[str, str]:
+        """What ended the run, and what kind of failure it was."""
+        of = f"of {self._world_size}"
+        causes = {rank: answer for rank, answer in answers.items() if answer.is_cause}
+        if causes:
+            first = min(causes, key=lambda rank: causes[rank].order)
+            cause = causes[first]
+            alike = len(causes) == self._world_size and len({answer.text for answer in causes.values()}) == 1
+            return cause.text if alike else f"rank {first} {of}: {cause.text}", cause.kind
+        noticed = f"rank {self._rank} noticed: {own.text}"
+        if dead:
+            return f"{_ranks(dead)} {of} ended without a word; {noticed}", "error"
+        silent = [rank for rank in range(self._world_size) if rank not in answers]
         if silent:
-            ranks = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(silent)}"
-            raise RankLostError(
-                f"{ranks} of {world_size} ended or {'hangs' if len(silent) == 1 else 'hang'}, and gave no answer; "
-                f"rank {rank} noticed: {one_line(error)}"
-            ) from error
-        first = min(said, key=lambda other: said[other].order)
-        if len({answer.text for answer in said.values()}) == 1:
-            return
-        message = f"rank {first} of {world_size}: {said[first].text}"
-        raise (RankInputError if said[first].kind == "input" else RankLostError)(message) from error
+            verb = "hangs" if len(silent) == 1 else "hang"
+            return f"{_ranks(silent)} {of} {verb}, and gave no answer for {ANSWER_S:g} s; {noticed}", "error"
+        first = min(answers, key=lambda rank: answers[rank].order)
+        return f"the ranks lost each other; rank {first} {of} noticed first: {answers[first].text}", "error"
 
-    def _leave(self) -> None:
-        """Close this rank's connections: those who wait for it notice at once instead of after the timeout."""
-        if self._dist.is_initialized():
-            self._dist.destroy_process_group()
-
-    def _wait_for_answers(self) -> dict[int, _Answer]:
-        said: dict[int, _Answer] = {}
-        until = time.monotonic() + ANSWER_S
-        while len(said) < self._world_size and time.monotonic() < until:
-            for other in range(self._world_size):
-                if other not in said and self._store.check([f"rank {other}"]):
-                    kind, order, text = self._store.get(f"rank {other}").decode().split(" ", 2)
-                    said[other] = _Answer(kind, int(order), text)
+    def _wait(self, own: _Answer) -> tuple[dict[int, _Answer], list[int]]:
+        """What ranks have answered, and which have ended, as soon as that says what ended the run."""
+        answers: dict[int, _Answer] = {}
+        started = time.monotonic()
+        beats = dict.fromkeys(range(self._world_size), (-1, started))
+        while True:
+            now = time.monotonic()
+            for rank in range(self._world_size):
+                if rank not in answers and self._store.check([f"answer {rank}"]):
+                    order, kind, text = self._store.get(f"answer {rank}").decode().split(" ", 2)
+                    answers[rank] = _Answer(int(order), kind, text)
+                beat = self._store.add(f"beat {rank}", 0)
+                if beat != beats[rank][0]:
+                    beats[rank] = beat, now
+            dead = [rank for rank, (_, last) in beats.items() if now - last > DEAD_S and rank not in answers]
+            waited = now - started
+            if len(answers) == self._world_size or waited > ANSWER_S:
+                return answers, dead
+            if own.is_cause and waited > ALIKE_S:
+                return answers, dead
+            if not own.is_cause and (dead or any(answer.is_cause for answer in answers.values())):
+                return answers, dead
             time.sleep(_BETWEEN_LOOKS_S)
-        # Whoever keeps the store leaves last: the others read what it holds.
-        self._store.add("read", 1)
-        while self._rank == 0 and time.monotonic() < until and self._store.add("read", 0) < len(said):
-            time.sleep(_BETWEEN_LOOKS_S)
-        return said
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    kind: str
-    order: int
-    text: str
+def _kind(error: Exception) -> str:
+    if isinstance(error, ValueError):
+        return "input"
+    chain: BaseException | None = error
+    while chain is not None:
+        text = str(chain).lower()
+        if type(chain).__module__.startswith("torch.distributed") or any(word in text for word in _BROKEN):
+            return "broken"
+        chain = chain.__cause__
+    return "error"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def one_line(error: BaseException) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # torch takes seconds to load, and whoever only starts ranks 
     from torch._C._distributed_c10d import Store
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+STARTED_HERE = "PACKPARITY_LOCAL_RANKS"
+"""In the environment of ranks that this program has started itself."""
 _MESSAGE = "packparity: "
 """How a line begins in which this program says what went wrong."""
 _LAST_WORDS_S = 2.0
@@ -95,8 +97,8 @@ def _number(name: str, value: str) -> int:
 def process_group(place: RankPlace, timeout_s: float) -> Iterator[None]:
     """The default process group, for as long as the context is open: gloo on the CPU, NCCL beside it on CUDA.
 
-    What a rank raises inside, all ranks raise: each learns within the timeout which rank was the first to fail, or
-    which ones do not answer.
+    What one rank raises inside ends all ranks: each learns within the timeout which rank was the first to fail, or
+    which ones do not answer. Where all answer, rank 0 says it and the others say nothing.
 
     Args:
         place: Where this process stands.
@@ -108,25 +110,26 @@ def process_group(place: RankPlace, timeout_s: float) -> Iterator[None]:
     Raises:
         ValueError: The port is in use; or RankInputError, where another rank raised a ValueError.
         RankLostError: The group was not formed in time, or another rank failed, was ended or hangs.
+        SaidByRank0Error: On other ranks than 0: rank 0 raises what there is to say.
     """
     import torch.distributed as dist
 
     store = _store(place, timeout_s)
-    failed = False
-    try:
-        if place.device.startswith("cuda"):
-            import torch
+    board = Board(store, place.rank, place.world_size)
+    with board.beating():
+        try:
+            if place.device.startswith("cuda"):
+                import torch
 
-            torch.cuda.set_device(place.device)
-        _form(dist, place, store, timeout_s)
-        yield
-    except Exception as error:
-        failed = True
-        Board(store, place.rank, place.world_size).raise_for_all(error)
-        raise
-    finally:
-        if not failed and dist.is_initialized():
-            dist.destroy_process_group()
+                torch.cuda.set_device(place.device)
+            _form(dist, place, store, timeout_s)
+            yield
+        except Exception as error:
+            board.raise_for_all(error)
+            raise
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 def _form(dist: Any, place: RankPlace, store: Store, timeout_s: float) -> None:
@@ -200,10 +203,10 @@ def start_local_ranks(
     stopped = [f"rank {rank.number}" for rank in ranks if rank.stopped]
     if not failed and stopped:
         raise RankLostError(f"{', '.join(stopped)} of {num_ranks} did not end within {timeout_s:g} s and was ended")
-    speaks = failed[0] if failed else ranks[0]
-    for line in speaks.messages:
+    ended = [*failed, *(rank for rank in ranks if rank not in failed)]
+    for line in next((rank.messages for rank in ended if rank.messages and not rank.stopped), ()):
         print(line, file=sys.stderr)  # noqa: T201
-    return speaks.status
+    return ended[0].status
 
 
 class _LocalRank:
@@ -244,9 +247,17 @@ class _LocalRank:
             self._reader.join(_LAST_WORDS_S)  # something that the rank left behind may hold the pipe open
         return True
 
+    def interrupt(self) -> None:
+        """Let it clean up after itself, where it still runs."""
+        if not self.has_ended():
+            self.stopped = True
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGINT)
+
     def stop(self) -> None:
         """End it, and all that it has started."""
-        self.stopped = not self.has_ended() or self.stopped
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LAST_WORDS_S)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -266,6 +277,7 @@ def _started(arguments: Sequence[str], num_ranks: int) -> Iterator[list[_LocalRa
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
+        STARTED_HERE: "1",
     }
     ranks: list[_LocalRank] = []
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -275,6 +287,8 @@ def _started(arguments: Sequence[str], num_ranks: int) -> Iterator[list[_LocalRa
         yield ranks
     finally:
         signal.signal(signal.SIGTERM, before)
+        for rank in ranks:
+            rank.interrupt()
         for rank in ranks:
             rank.stop()
 

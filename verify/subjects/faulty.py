@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,12 +40,14 @@ from verify.frozen_policy import (
 )
 from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
-from verify.module_walk import named_modules, named_parameters
+from verify.module_walk import named_modules
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel
+from verify.router_balance import RouterBalance
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.honest_stages import honest_activations, honest_gradients, honest_positions, honest_stages
 from verify.subjects.staged_rewards import staged_rewards
+from verify.subjects.staged_routers import logged_routers
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +59,14 @@ class StagedLoss:
         rewards: ``beta * (logp - ref_logp)`` of each completion, or that of a reward model, [K]; none under SFT.
         per_token_logps: Policy log-probs, one tensor per completion; empty of a reward model.
         ref_per_token_logps: The same under the frozen policy; empty where there is none.
+        router_balance: That of the routers, where their loss is part of the step.
     """
 
     loss: Tensor
     rewards: Tensor
     per_token_logps: list[Tensor]
     ref_per_token_logps: list[Tensor]
+    router_balance: RouterBalance | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,7 @@ class FaultySubject:
         forwards: Passes without gradients that other subjects of the run may share.
         objectives: As in the contract of a subject.
         references: As in the contract of a subject.
+        adds_router_loss: As in the contract of a subject.
         kept: What a mutation that remembers keeps from call to call.
     """
 
@@ -88,6 +94,7 @@ class FaultySubject:
     forwards: ForwardCache | None = field(default=None, compare=False, repr=False)
     objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
     references: tuple[ReferenceName, ...] = REFERENCE_NAMES
+    adds_router_loss: bool = True
     kept: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -135,23 +142,34 @@ class FaultySubject:
         """The whole step."""
         stages = self._stages(objective.reference, groups) if isinstance(objective, Preference) else self._stages()
         rows = stages.layout(groups)
+        coefficient = objective.router_aux_loss_coef
+        if not coefficient and self.mutation is not None and self.mutation.stage == "routers":
+            raise ValueError("the stage routers is part of steps with the loss of routers: give --router-loss")
         if isinstance(objective, RewardModel):
             return self._reward_model_loss(stages, model, rows, groups, objective)
         fed = _Fed.by(stages, rows)
-        forward = partial(_logps, stages, model, forwards=self.forwards, known=fed)
-        # The frozen policy goes first: PEFT's switches, which a replacement may use, reset requires_grad.
-        ref_logps = stages.reference(model, forward, rows) if isinstance(objective, Preference) else None
-        logps = forward(rows, _policy_parameters(stages, model, rows))
+        forwards = None if coefficient else self.forwards
+        forward = partial(_logps, stages, model, forwards=forwards, known=fed)
+        with logged_routers(_routed_models(model, objective) if coefficient else ()) as log:
+            # The frozen policy goes first: PEFT's switches, which a replacement may use, reset requires_grad.
+            ref_logps = stages.reference(model, forward, rows) if isinstance(objective, Preference) else None
+            ref_routers = tuple(log.logits)
+            logps = forward(rows, _policy_parameters(stages, model, rows))
         targets = fed.targets
         sums = stages.reduction(logps, targets)
         ref_sums = sums.new_empty(0) if ref_logps is None else stages.reduction(ref_logps, targets)
         batch = Batch(groups, targets.completions[targets.counted].bincount(minlength=len(sums)))
         terms = stages.objective(sums, ref_sums, batch, objective)
+        loss, balance = stages.accumulation(terms, batch, rows), None
+        if coefficient:
+            term = stages.routers(log.passes(model, rows, ref_routers, coefficient))
+            loss, balance = loss + term.value, term.balance
         return StagedLoss(
-            loss=stages.accumulation(terms, batch, rows),
+            loss=loss,
             rewards=terms.rewards,
             per_token_logps=_by_completion(logps, groups),
             ref_per_token_logps=[] if ref_logps is None else _by_completion(ref_logps, groups),
+            router_balance=balance,
         )
 
     def _reward_model_loss(
@@ -199,6 +217,12 @@ class FaultySubject:
         if self.calls_foreign_code:
             replacement = on_copies(self.name, replacement)
         return honest.replaced(self.mutation.stage, replacement)
+
+
+def _routed_models(model: Any, objective: Objective) -> tuple[Any, ...]:
+    """Those that a step runs."""
+    frozen = objective.reference if isinstance(objective, Preference) else None
+    return (model, frozen.model) if isinstance(frozen, SeparateModel) else (model,)
 
 
 def _attended(mask: Tensor) -> Tensor:
@@ -312,9 +336,14 @@ def shows_within(window: int, mutation: Mutation, case: Case) -> bool:
 def _logits(stages: Stages, model: Any, rows: Rows, parameters: Parameters, inputs: Mapping[str, Any]) -> Tensor:
     """Logits of all slots; [B, T, V]."""
     with _as_staged(stages, model, rows):
-        output = functional_call(model, dict(parameters), kwargs=dict(inputs)) if parameters else model(**inputs)
+        output = _with_parameters(model, parameters, inputs) if parameters else model(**inputs)
     logits: Tensor = output.logits
     return logits
+
+
+def _with_parameters(model: Any, parameters: Parameters, inputs: Mapping[str, Any]) -> Any:
+    """A pass in which tensors stand for parameters, for each use of a tied one its own."""
+    return functional_call(model, dict(parameters), kwargs=dict(inputs), tie_weights=False)
 
 
 @contextmanager
@@ -324,7 +353,7 @@ def _as_staged(stages: Stages, model: Any, rows: Rows) -> Iterator[None]:
         stack.enter_context(attention_implementation(model, "dense-sdpa"))
         if stages.activations is not honest_activations:  # hundreds of hooks take longer than a tiny model's pass
             for name, module in model.named_modules():
-                hook = partial(_pass_on, stages, rows, name)
+                hook = partial(_pass_on, stages, rows, f".{name}")  # so that ".model.norm" ends it, wrapped or not
                 stack.callback(module.register_forward_hook(hook).remove)
         yield
 
@@ -336,8 +365,12 @@ def _pass_on(stages: Stages, rows: Rows, name: str, module: nn.Module, args: obj
 def _policy_parameters(stages: Stages, model: Any, rows: Rows) -> Parameters:
     if not torch.is_grad_enabled() or stages.gradients is honest_gradients:  # parameters that stand for themselves
         return {}
-    parameters = named_parameters(named_modules(model))
-    return {name: stages.gradients(name, p, rows) for name, p in parameters if p.requires_grad}
+    uses = [
+        (f"{prefix}.{name}" if prefix else name, parameter)
+        for prefix, module in named_modules(model)
+        for name, parameter in module._parameters.items()
+    ]
+    return {name: stages.gradients(name, p, rows) for name, p in uses if p is not None and p.requires_grad}
 
 
 def _by_completion(logps: Tensor, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
@@ -353,13 +386,15 @@ def _reference_by(
     model: Any,
     forward: Forward,
     rows: Rows,
+    shared: Parameters = MappingProxyType({}),
 ) -> Tensor:
     """The reference pass of another frozen policy than the model with its adapters off.
 
-    Nothing was cached for what a fault predicts beside the completions' own tokens.
+    Nothing was cached for what a fault predicts beside the completions' own tokens. What a fault shares with the policy
+    stands in another model for its own tensors.
     """
     if isinstance(frozen, CachedLogps):
         cached = torch.cat(frozen.look_up(groups))
         return pad(cached, (0, len(stages.supervision(rows, stages.predictors(rows)).counted) - len(cached)))
     with torch.no_grad(), frozen.standing_in(model) as stand_in:
-        return _logps(stages, stand_in, rows, {}, forwards=forwards)
+        return _logps(stages, stand_in, rows, shared, forwards=forwards)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from packed_impl.flex import BLOCK_SIZE, allowed_cells
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.logps import DEFAULT_LOGIT_CHUNK, completion_logps
 from packed_impl.sharded_model import decoder_layers
+from packed_impl.unshared import unshared_layouts
 from packed_impl.windows import layer_windows
+from reports.cost_record import PathName
 from verify.groups import PreferenceGroup
-from verify.option_names import PathName
 
 LOGIT_CHUNK = DEFAULT_LOGIT_CHUNK
 """Number of completion tokens whose logits exist at one time, unless said otherwise."""
@@ -29,6 +30,7 @@ LOGIT_CHUNK = DEFAULT_LOGIT_CHUNK
 _BACKENDS: Mapping[PathName, str] = {
     "padded": "dense-sdpa",
     "unpadded": "dense-sdpa",
+    "padding-free": "split",
     "dense": "dense-sdpa",
     "sparse": "flex",
     "split": "split",
@@ -73,33 +75,26 @@ def path_calls(path: PathName, groups: Sequence[PreferenceGroup]) -> list[PathCa
     """The forward calls of a path.
 
     Args:
-        path: One of ``PATH_NAMES``. The paths with shared prompts have a row for each group ("dense", "sparse"), or all
-            groups in one row, where nothing is padded ("split").
+        path: Unpacked in one padded batch, in a call for each sequence, or side by side in one row; with shared prompts
+            in a row for each group under a dense mask, or in one row ("sparse", "split").
         groups: The batch.
 
     Returns:
         The calls; their completions come in the standard order.
     """
     backend = _BACKENDS[path]
-    if path == "padded":
-        return [PathCall(layout, backend, is_causal=True) for layout in (_counted_on(_alone(groups)),)]
-    if path == "unpadded":
-        sequences = _unshared(groups)
-        return [PathCall(_counted_on(_alone([sequence])), backend, is_causal=True) for sequence in sequences]
-    rows = "one-row" if path == "split" else "row-per-group"
-    return [PathCall(pack(groups, layout="shared-prompt", rows=rows), backend, is_causal=False)]
-
-
-def _unshared(groups: Sequence[PreferenceGroup]) -> list[PreferenceGroup]:
-    return [PreferenceGroup(group.prompt_ids, (completion,)) for group in groups for completion in group.completions]
-
-
-def _alone(groups: Sequence[PreferenceGroup]) -> PackedLayout:
-    return pack(_unshared(groups), layout="block-diagonal", rows="row-per-group")
-
-
-def _counted_on(layout: PackedLayout) -> PackedLayout:
-    return replace(layout, position_ids=torch.arange(layout.input_ids.shape[1]).expand_as(layout.input_ids))
+    match path:
+        case "padded":
+            return [PathCall(layout, backend, is_causal=True) for layout in unshared_layouts(groups, "padded")]
+        case "unpadded":
+            layouts = unshared_layouts(groups, "row-per-sequence")
+            return [PathCall(layout, backend, is_causal=True) for layout in layouts]
+        case "padding-free":
+            return [PathCall(pack(groups, layout="block-diagonal"), backend, is_causal=False)]
+        case "dense":
+            return [PathCall(pack(groups, rows="row-per-group"), backend, is_causal=False)]
+        case "sparse" | "split":
+            return [PathCall(pack(groups), backend, is_causal=False)]
 
 
 def decoder_layers_of(model: nn.Module) -> list[nn.Module]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from packed_impl.attention import pretrained_model
 from packed_impl.reward_model import bradley_terry
 from verify.faults.rows import Rows
 from verify.faults.stages import Batch, Parameters, Stages, Terms
@@ -25,7 +26,7 @@ class _BlocksAndHead(nn.Module):
         self.model = model
 
     def forward(self, **inputs: Any) -> tuple[Tensor, Tensor]:
-        classifier = self.model.get_base_model()
+        classifier = pretrained_model(self.model)
         blocks = getattr(classifier, classifier.base_model_prefix)
         return blocks(**inputs).last_hidden_state, classifier.score.weight
 
@@ -37,7 +38,7 @@ def staged_rewards(
 
     Args:
         stages: The stages.
-        model: The PEFT-wrapped reward model, with the attention that the step runs under.
+        model: The reward model, with the attention that the step runs under.
         rows: The rows.
         parameters: Tensors that stand for the model's own, by name.
         inputs: Keyword arguments of the forward pass.
@@ -47,7 +48,7 @@ def staged_rewards(
         float32, or float64 of a float64 model; [K].
     """
     in_place = {f"model.{name}": tensor for name, tensor in parameters.items()}
-    hidden_BTD, head = functional_call(_BlocksAndHead(model), in_place, kwargs=dict(inputs))  # noqa: N806
+    hidden_BTD, head = functional_call(_BlocksAndHead(model), in_place, kwargs=dict(inputs), tie_weights=False)  # noqa: N806
     rows_K, slots_K = stages.readout(rows).to(hidden_BTD.device).unbind(1)  # noqa: N806
     rewards = stages.scores(hidden_BTD[rows_K, slots_K], head, batch)
     return rewards if rewards.dtype == torch.float64 else rewards.float()

@@ -298,6 +298,35 @@ WRONG: dict[str, tuple[Callable[[Files, Path], Arguments], str]] = {
         options("--objective", "reward-model", "--reference", "frozen-adapter"),
         "--reference frozen-adapter: reward-model has no frozen policy",
     ),
+    "adapters off where every weight is trained": (
+        options("--train", "all", "--reference", "adapters-off"),
+        "--reference adapters-off with --train all: it computes with the policy's own weights",
+    ),
+    "a frozen adapter where every weight is trained": (
+        options("--train", "all", "--reference", "frozen-adapter"),
+        "give separate-model (the default there) or cached",
+    ),
+    "something else trained": (options("--train", "head"), "unknown train 'head': give one of lora, all"),
+    "a case over adapters where every weight is trained": (
+        options("--train", "all", "--case", "reference-frozen-adapter"),
+        "case reference-frozen-adapter is over the frozen policy frozen-adapter, whose weights are trained",
+    ),
+    "a fault of adapters where every weight is trained": (
+        options("--train", "all", "--subject", "fault:factor-b-doubled"),
+        "--subject fault:factor-b-doubled with --train all: it is a fault under lora",
+    ),
+    "a fault of full training where adapters are trained": (
+        options("--subject", "fault:head-without-gradient"),
+        "--subject fault:head-without-gradient with --train lora: it is a fault under all",
+    ),
+    "shrinking where every weight is trained": (
+        lambda f, t: ["--train", "all", "--shrink", "--out", f.folder / "out"],
+        "--shrink with --train all: a reproduction trains adapters",
+    ),
+    "every weight of a model that is too large": (
+        options("--train", "all", "--model", "qwen3-32b"),
+        "of gradients, would take",
+    ),
     "reward model without an oracle": (
         options("--objective", "reward-model", "--model", "tiny-gemma"),
         "is of a reward model, which is judged where there is an oracle: model_type 'gemma' is not known",
@@ -447,7 +476,7 @@ def test_without_rotary_positions_a_variation_that_moves_them_is_left_out(cli: C
     [
         ("tiny-gemma2", "model tiny-gemma2: transformers computes it without SDPA"),
         ("tiny-gema3", "unknown model family 'gema3': did you mean gemma3"),
-        ("tiny-bart", "model type bart: 24 of 48 LoRA tensors have no gradient"),
+        ("tiny-bart", "model type bart: 24 of 48 trained tensors have no gradient"),
     ],
 )
 def test_a_family_that_cannot_be_judged_is_refused_in_one_line(

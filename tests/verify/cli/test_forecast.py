@@ -43,7 +43,7 @@ def test_a_forecast_is_written_whole_and_read_again(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert run(monkeypatch, "--model", shape, *SMALL, "--ranks", "2", "--path", "split", "--out", str(out)) == 0
+    assert run(monkeypatch, "--model", shape, *SMALL, "--ranks", "2", "--paths", "split", "--out", str(out)) == 0
     assert {path.name for path in out.iterdir()} == set(FORECAST_FILES)
     record = read_forecast(out)
     assert read_result(out) == record
@@ -59,7 +59,7 @@ def test_a_forecast_is_written_whole_and_read_again(
 def test_what_does_not_fit_is_said_with_how_much_is_missing(
     shape: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = run(monkeypatch, "--model", shape, *SMALL, "--path", "dense", "--memory-gib", "0.001", "--json")
+    status = run(monkeypatch, "--model", shape, *SMALL, "--paths", "dense", "--memory-gib", "0.001", "--json")
     record = json.loads(capsys.readouterr().out)
     assert status == 1
     assert sum(value for value in record["paths"][0]["peak"].values() if isinstance(value, int)) > 2**20
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_said_with_how_much_is_missing(
 def test_flex_on_a_cpu_is_not_forecast_and_says_why(
     shape: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "--model", shape, *SMALL, "--path", "sparse", "--device", "cpu", "--dtype", "float32") == 1
+    assert run(monkeypatch, "--model", shape, *SMALL, "--paths", "sparse", "--device", "cpu", "--dtype", "float32") == 1
     assert "FlexAttention has no backward pass on a CPU" in capsys.readouterr().out
 
 
@@ -76,7 +76,7 @@ def test_flex_on_a_cpu_is_not_forecast_and_says_why(
     ("arguments", "message"),
     [
         (("--model", "qwen3-9b"), "did you mean"),
-        (("--path", "spilt"), "did you mean split?"),
+        (("--paths", "spilt"), "did you mean split?"),
         (("--device", "tpu"), "unknown device 'tpu': give one of gb10, h200, cpu"),
         (("--dtype", "float32"), "device gb10 has no rate for float32"),
         (("--train", "head"), "--train head: give one of lora, all"),

@@ -11,14 +11,20 @@ import pytest
 from verify.cases import Case
 from verify.checks.cases import check_cases
 from verify.checks.check import Finding
+from verify.default_cases.images import image_cases
+from verify.default_cases.objectives import objective_cases
+from verify.default_cases.references import reference_cases
 from verify.diagnosis import run
 from verify.diagnosis.run import Diagnoses, diagnose_failures
+from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Fault
 from verify.gate import GateRequest, Result, run_gate
+from verify.images import ImageFormat
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
 from verify.objective import Preference
 from verify.subject import Subject
+from verify.subjects.faulty import FaultySubject
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
@@ -168,3 +174,47 @@ def test_a_subject_that_fails_by_exact_checks_alone_is_diagnosed_by_them(diagnos
 def test_what_fails_by_values_is_diagnosed_before_what_fails_by_exact_checks_alone(diagnose: Diagnose) -> None:
     found = diagnose("ByHand", "CausalMaskOnly", findings=[POSITIONS]).records
     assert [record.subject for record in found] == ["causal-mask-only", "by-hand"]
+
+
+# Other models than the causal LM of the run with its adapters off.
+
+OVER_ADAPTER = next(case for case in reference_cases(257, 0) if case.name == "reference-frozen-adapter")
+OF_REWARDS = next(case for case in objective_cases(257, 0) if case.objective_name == "reward-model")
+OF_IMAGES = next(case for case in image_cases(257, 0, ImageFormat((3, 12, 12), 257, 9)) if len(case.groups) == 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "on", "stages", "near"),
+    [
+        ("frozen-adapter-ignored", OVER_ADAPTER, "diagnosis", ["reference"], ["frozen-adapter-ignored"]),
+        ("reward-pairs-summed", OF_REWARDS, "diagnosis-groups-reward-model", ["objective", "accumulation"], []),
+        ("reward-head-learns-from-chosen", OF_REWARDS, "diagnosis-groups-reward-model", ["scores"], []),
+        ("images-left-out", OF_IMAGES, "image-beside-text", ["layout"], ["images-left-out"]),
+    ],
+)
+def test_a_failure_is_diagnosed_on_the_model_that_it_failed_on(
+    name: str,
+    case: Case,
+    on: str,
+    stages: list[str],
+    near: list[str],
+    request_for: Callable[..., GateRequest],
+) -> None:
+    """Without a fault of the same signature the stage follows from what differs."""
+    subject, fault = FaultySubject(mutation=mutation_named(name)), mutation_named(name)
+    with_images = ModelRequest(name="tiny-llava", lora=LoraSpec(strength=0.3))
+    request = replace(request_for([subject]), cases=(case,), model_with_images=with_images if case.has_images else None)
+    results = run_gate(request, lambda done, total, text: None).results
+    assert [result.verdict for result in results] == [Verdict.FAIL]
+    assert isinstance(fault, Fault)
+    (record,) = diagnose_failures(
+        request,
+        results,
+        lambda done, total, text: None,
+        large=False,
+        reproductions={},
+        faults=(fault,) if near else (),
+    ).records
+    assert record.case == on
+    assert [stage.stage for stage in record.stages][: len(stages)] == stages
+    assert [each.fault for each in record.nearest] == near

@@ -20,10 +20,12 @@ from verify.faults import content_conditions, frozen_policy, images, layout_cond
 from verify.faults.catalogue import (
     CATALOGUE,
     FAULTS,
+    FAULTS_OF_EVERY_WEIGHT,
     FAULTS_OF_IMAGES,
     FAULTS_OF_OBJECTIVES,
     FAULTS_OF_REFERENCES,
     FAULTS_OF_REWARDS,
+    FAULTS_OF_ROUTERS,
     biting_cases,
     mutation_named,
 )
@@ -38,7 +40,15 @@ from verify.images import ImageFormat
 IMAGES = ImageFormat((3, 4, 4), token_id=257, num_tokens=2)
 CASES, OF_OBJECTIVES, OF_IMAGES = tiny_cases(257, 0), objective_cases(257, 0), image_cases(257, 0, IMAGES)
 OVER_OTHERS = reference_cases(257, 0)
-ALL_FAULTS = (*FAULTS, *FAULTS_OF_OBJECTIVES, *FAULTS_OF_REWARDS, *FAULTS_OF_REFERENCES, *FAULTS_OF_IMAGES)
+ALL_FAULTS = (
+    *FAULTS,
+    *FAULTS_OF_OBJECTIVES,
+    *FAULTS_OF_REWARDS,
+    *FAULTS_OF_REFERENCES,
+    *FAULTS_OF_IMAGES,
+    *FAULTS_OF_ROUTERS,
+    *FAULTS_OF_EVERY_WEIGHT,
+)
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
 PUBLIC = {f"A{number:02}" for number in range(1, 90)}
 DOCS = (Path(__file__).parents[3] / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -59,7 +69,7 @@ def test_names_are_distinct_and_stable_ids() -> None:
 
 def test_there_are_many_faults_and_some_at_every_stage() -> None:
     assert len(FAULTS) >= 50
-    assert {fault.stage for fault in FAULTS} == set(STAGES) - set(STAGES_OF_REWARDS)
+    assert {fault.stage for fault in FAULTS} == set(STAGES) - {*STAGES_OF_REWARDS, "routers"}
     assert {fault.stage for fault in FAULTS_OF_REWARDS} >= set(STAGES_OF_REWARDS)
 
 

@@ -45,7 +45,7 @@ def test_faults_that_no_named_case_can_show_are_left_out_by_name() -> None:
 
 
 def test_both_sharp_dtypes_are_the_default_and_a_repeat_runs_where_it_shows_something() -> None:
-    ordinary, noisy, _ = prepare_faults(FaultOptions()).runs
+    ordinary, noisy, *_ = prepare_faults(FaultOptions()).runs
     assert ordinary.request.dtypes == ("float64", "float32")
     assert "repeat" not in ordinary.request.variations
     assert "repeat" in noisy.request.variations
@@ -60,7 +60,7 @@ def test_a_noisy_kernel_can_be_asked_for_by_name() -> None:
 
 
 def test_faults_of_images_are_planted_in_a_model_that_sees_them_beside_all_others(tmp_path: Path) -> None:
-    runs = prepare_faults(FaultOptions()).runs
+    *runs, _ = prepare_faults(FaultOptions()).runs
     assert [run.request.model.name for run in runs] == ["tiny", "tiny", "tiny-llava"]
     for run in runs:
         sees = run.request.model.name == "tiny-llava"
@@ -82,6 +82,19 @@ def test_faults_of_images_are_planted_in_a_model_that_sees_them_beside_all_other
     ]
     assert matrix.model.name == "tiny"
     assert [case.name for case in matrix.cases] == ["special-ids-inside", "equal-text-other-images"]
+
+
+def test_faults_of_full_training_are_planted_in_a_step_that_trains_every_weight(tmp_path: Path) -> None:
+    *others, run = prepare_faults(FaultOptions()).runs
+    assert {other.request.model.train for other in others} == {"lora"}
+    assert (run.request.model.train, run.request.model.reference) == ("all", "separate-model")
+    assert {mutation.trains for mutation in run.mutations.values()} == {("all",)}
+    assert {piece.mutation.name for piece in run.exact_pieces} == {"frozen-policy-drifts"}
+    names = ["head-without-gradient", "unused-tokens-have-gradient", "reference-shares-a-layer", "frozen-policy-drifts"]
+    options = ["--quiet", "--dtype", "float32", "--cases-per-fault", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["faults", *options, *(part for name in names for part in ("--fault", name))])
+    assert result.exit_code == 0, result.output
+    assert [m.outcome for m in read_kill_matrix(tmp_path).mutations] == ["killed"] * 4
 
 
 def test_faults_of_images_alone_need_no_other_model() -> None:

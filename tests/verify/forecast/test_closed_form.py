@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reports.cost_record import PathName
 from verify.forecast.closed_form import closed_form
 from verify.forecast.paper_model import PaperModel
 from verify.forecast.request import Training
 from verify.forecast.work import total_work
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.random_weights import hf_config
-from verify.option_names import PathName
 from verify.packing_plan.costs import GroupLengths
 
 UNEVEN = [GroupLengths(50, (30, 11)), GroupLengths(7, (5, 30, 9))]

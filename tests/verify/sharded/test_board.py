@@ -2,67 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
 from verify.sharded import board
-from verify.sharded.board import Board, RankInputError, RankLostError
+from verify.sharded.board import Board, RankInputError, RankLostError, SaidByRank0Error
+from verify.subject import SubjectError
 
 
 @pytest.fixture(autouse=True)
 def _answers_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "ANSWER_S", 1.0)
+    for name, seconds in (("ANSWER_S", 1.0), ("ALIKE_S", 0.2), ("BEAT_S", 0.02), ("DEAD_S", 0.4)):
+        monkeypatch.setattr(board, name, seconds)
 
 
-def raised_by(*errors: Exception | None) -> list[Exception | None]:
-    """What each rank raises in the end, where it first raised this; None for a rank that never answers."""
-    store = dist.HashStore()
+DEAD = "dead"
+HANGS = "hangs"
+Ends = Exception | str
+CLOSED = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc] Timed out waiting 1000ms")
 
-    def fail(rank: int, error: Exception | None) -> Callable[[], Exception | None]:
-        def run() -> Exception | None:
-            if error is None:
+
+def raised_by(*ends: Ends, after_s: Sequence[float] = ()) -> list[Exception | None]:
+    """What each rank raises in the end, where it first raised this, ended without a word, or hangs."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    over = threading.Event()
+
+    def run(rank: int) -> Exception | None:
+        error = ends[rank]
+        if error == DEAD:
+            return None
+        of_rank = Board(store.clone(), rank, len(ends))
+        with of_rank.beating():
+            if isinstance(error, str):
+                over.wait(30)
                 return None
+            time.sleep(after_s[rank] if after_s else 0.0)
             try:
-                Board(store, rank, len(errors)).raise_for_all(error)
+                of_rank.raise_for_all(error)
             except Exception as raised:
                 return raised
             return error
 
-        return run
-
-    with ThreadPoolExecutor(len(errors)) as pool:
-        futures = [pool.submit(fail(rank, error)) for rank, error in enumerate(errors)]
+    with ThreadPoolExecutor(len(ends)) as pool:
+        futures = [pool.submit(run, rank) for rank in range(len(ends))]
+        for future, end in zip(futures, ends, strict=True):
+            if not isinstance(end, str):
+                future.result()
+        over.set()
         return [future.result() for future in futures]
 
 
-def test_all_ranks_raise_their_common_error_as_it_is() -> None:
+def test_what_all_ranks_refuse_is_said_by_rank_0_as_it_is() -> None:
     errors = [ValueError("no case"), ValueError("no case")]
-    assert raised_by(*errors) == errors
+    first, second = raised_by(*errors)
+    assert first is errors[0]
+    assert isinstance(second, SaidByRank0Error)
+    assert (str(second), second.status) == ("no case", 2)
 
 
-@pytest.mark.parametrize("error", [ValueError("row 7"), RuntimeError("out of memory")])
-def test_the_first_to_fail_is_named_by_all(error: Exception) -> None:
-    expected = RankInputError if isinstance(error, ValueError) else RankLostError
-    raised = raised_by(error, RuntimeError("connection closed"))
-    kinds, texts = {type(each) for each in raised}, {str(each) for each in raised}
-    assert kinds <= {RankInputError, RankLostError}
-    assert len(texts) == 1
-    if "rank 0" in texts.pop():  # threads: either may be first
-        assert kinds == {expected}
+def test_a_rank_that_failed_by_itself_is_named_by_those_whose_collective_broke() -> None:
+    closed, refused = raised_by(CLOSED, ValueError("row 7 has no prompt"), after_s=(0.5, 0.0))
+    assert isinstance(refused, RankInputError)
+    assert isinstance(closed, RankInputError)
+    assert str(closed) == str(refused) == "rank 1 of 2: row 7 has no prompt"
 
 
-def test_a_rank_without_an_answer_is_named_by_all_others() -> None:
-    raised = raised_by(RuntimeError("closed"), None, RuntimeError("timed out"))
-    for rank in (0, 2):
-        assert isinstance(raised[rank], RankLostError)
-        assert "rank 1 of 3 ended or hangs, and gave no answer" in str(raised[rank])
+def test_an_error_that_is_no_input_is_no_input_elsewhere() -> None:
+    closed, failed = raised_by(CLOSED, MemoryError("30 GiB"), after_s=(0.5, 0.0))
+    assert isinstance(closed, RankLostError)
+    assert str(closed) == str(failed) == "rank 1 of 2: MemoryError: 30 GiB"
 
 
-def test_several_ranks_without_an_answer_are_all_named() -> None:
-    assert "ranks 1, 2 of 3 ended or hang" in str(raised_by(RuntimeError("closed"), None, None)[0])
+def test_a_collective_that_broke_inside_another_error_is_no_cause() -> None:
+    wrapped = SubjectError("subject x raised")
+    wrapped.__cause__ = CLOSED
+    assert str(raised_by(wrapped, TypeError("no model"))[0]) == "rank 1 of 2: TypeError: no model"
+
+
+def test_a_rank_that_ended_without_a_word_is_named_and_one_that_waits_is_not() -> None:
+    raised = raised_by(CLOSED, DEAD, HANGS)  # whoever is not connected to the dead rank waits on
+    assert isinstance(raised[0], RankLostError)
+    assert str(raised[0]).startswith("rank 1 of 3 ended without a word; rank 0 noticed: RuntimeError: [gloo")
+
+
+def test_a_rank_that_lives_and_says_nothing_hangs() -> None:
+    first, _, third = raised_by(TIMED_OUT, HANGS, TIMED_OUT)
+    assert str(first).startswith("rank 1 of 3 hangs, and gave no answer for 1 s; rank 0 noticed")
+    assert isinstance(third, SaidByRank0Error)
+    assert third.status == 3
+
+
+def test_several_ranks_that_say_nothing_are_all_named() -> None:
+    assert str(raised_by(TIMED_OUT, HANGS, HANGS)[0]).startswith("ranks 1, 2 of 3 hang")
+
+
+def test_ranks_that_all_lost_each_other_name_the_first_to_notice() -> None:
+    first, _ = raised_by(CLOSED, TIMED_OUT, after_s=(0.0, 0.3))
+    assert str(first).startswith("the ranks lost each other; rank 0 of 2 noticed first")
 
 
 def test_a_rank_alone_is_not_named() -> None:

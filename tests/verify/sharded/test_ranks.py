@@ -22,6 +22,7 @@ def end(status, message):
     sys.exit(status)
 """
 GROUP = """
+from verify.sharded.board import SaidByRank0Error
 from verify.sharded.ranks import place_from_environment, process_group
 import torch, torch.distributed as dist
 try:
@@ -35,6 +36,8 @@ try:
         dist.barrier()
 except ValueError as error:
     end(2, f"error: {error}")
+except SaidByRank0Error as error:
+    sys.exit(error.status)
 """
 
 

@@ -74,6 +74,6 @@ def test_a_value_that_is_not_finite_is_a_kind_of_its_own(value: float) -> None:
 
 
 def test_a_difference_of_structure_is_known_by_what_it_says_before_the_names() -> None:
-    missing = [f"gradients are not of the same LoRA tensors: missing {name} (1)" for name in ("a", "b")]
+    missing = [f"gradients are not of the same tensors: missing {name} (1)" for name in ("a", "b")]
     kinds = {failure_of(result(reasons=(reason,))).kind for reason in missing}  # type: ignore[union-attr]
-    assert kinds == {"structure: gradients are not of the same LoRA tensors"}
+    assert kinds == {"structure: gradients are not of the same tensors"}

@@ -80,8 +80,8 @@ def one_factor_only(gradients: Gradients) -> str | None:
 def some_layers_only(gradients: Gradients) -> str | None:
     """Only tensors of some layers."""
     wrong, right = _kinds(gradients, _layer_of)
-    if not wrong or not right or wrong & right:
-        return None
+    if not wrong or not right or wrong & right or not all(layer.isdigit() for layer in wrong):
+        return None  # the head of a reward model is in no layer
     which = "the first layer" if wrong == {"0"} else f"layer {', '.join(sorted(wrong, key=int))}"
     return f"only gradients of {which} differ"
 

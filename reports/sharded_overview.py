@@ -1,0 +1,111 @@
+"""What all renderings of sharded parity say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reports.record import NOT_A_PASS, VerdictName
+from reports.sharded_record import Against, ParityRecord, ShardedRecord
+from reports.words import listed, number, plural
+
+AGAINST: tuple[Against, ...] = ("single process", "oracle", "unpacked")
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectRow:
+    """One subject in one precision, over all scenarios.
+
+    Args:
+        subject: Its name.
+        precision: Name of the precision.
+        verdict: The worst of its scenarios.
+        passed: Scenarios that passed.
+        judged: Scenarios that it ran in.
+        worst: Largest measured / budget, by what the step was held against.
+        num_compared: Values compared.
+    """
+
+    subject: str
+    precision: str
+    verdict: VerdictName
+    passed: int
+    judged: int
+    worst: Sequence[str]
+    num_compared: int
+
+
+def subject_rows(record: ShardedRecord) -> list[SubjectRow]:
+    """One row for each precision and subject."""
+    rows = []
+    for precision in record.precisions:
+        for subject in record.subjects:
+            results = [r for r in record.parity if (r.precision, r.subject) == (precision.name, subject.name)]
+            judged = [result for result in results if result.verdict != "NOT_APPLICABLE"]
+            verdict = next((v for v in NOT_A_PASS if any(r.verdict == v for r in judged)), None)
+            rows.append(
+                SubjectRow(
+                    subject=subject.name,
+                    precision=precision.name,
+                    verdict=verdict or ("PASS" if judged else "NOT_APPLICABLE"),
+                    passed=sum(result.verdict == "PASS" for result in judged),
+                    judged=len(judged),
+                    worst=[_worst(judged, against) for against in AGAINST],
+                    num_compared=sum(result.num_compared for result in judged),
+                )
+            )
+    return rows
+
+
+def _worst(results: Sequence[ParityRecord], against: Against) -> str:
+    ratios = [
+        each.judgement.measured / each.judgement.budget
+        for result in results
+        for each in result.held
+        if each.against == against and each.judgement.measured is not None and each.judgement.budget
+    ]
+    return number(max(ratios)) if ratios else ""
+
+
+def not_applicable(record: ShardedRecord) -> list[str]:
+    """Who was not run where, once for each reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for result in record.parity:
+        if result.verdict == "NOT_APPLICABLE":
+            scenarios = found.setdefault((result.subject, result.reasons[0]), [])
+            if result.scenario not in scenarios:
+                scenarios.append(result.scenario)
+    return [f"{subject} in {listed(scenarios)}: {reason}" for (subject, reason), scenarios in found.items()]
+
+
+def ranks_line(record: ShardedRecord) -> str:
+    """How many ranks there were, and what each had."""
+    ran = [result for result in record.parity if result.groups_of_ranks]
+    uneven = len({tuple(result.groups_of_ranks) for result in ran if len(set(result.groups_of_ranks)) > 1})
+    idle = sum(0 in result.groups_of_ranks for result in ran)
+    dummies = sum(sum(result.dummies_of_ranks) for result in ran)
+    return (
+        f"{plural(record.world_size, 'rank')} over {record.backend}: {plural(uneven, 'uneven division')} of groups, "
+        f"{plural(idle, 'step')} with a rank that had none, {plural(dummies, 'call')} that added nothing"
+    )
+
+
+def planted_line(record: ShardedRecord) -> str:
+    """How many of the planted faults were caught, and that harmless changes were not taken for faults."""
+    caught = sum(bool(planted.caught_by) for planted in record.planted)
+    line = f"{caught} of {plural(len(record.planted), 'planted fault')} caught"
+    if record.harmless:
+        quiet = sum(not change.flagged_by for change in record.harmless)
+        line += f"; {quiet} of {plural(len(record.harmless), 'harmless change')} passed"
+    return line
+
+
+def closing_line(record: ShardedRecord) -> str:
+    """What the verdict rests on."""
+    compared = sum(result.num_compared for result in record.parity)
+    return f"sharded parity: {compared:,} values compared, {planted_line(record)}, {record.total_s:.1f} s"
+
+
+def title(record: ShardedRecord) -> str:
+    """What was run."""
+    return f"{record.model.name}, {plural(record.world_size, 'rank')}, {', '.join(p.name for p in record.precisions)}"

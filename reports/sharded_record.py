@@ -1,0 +1,168 @@
+"""The record of a run of sharded parity: what each rank had, every judgement, and the faults that were planted."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from reports.record import CaseRecord, Environment, JudgementRecord, ModelRecord, SubjectRecord, VerdictName
+from reports.values import Count, Measured, Settings, Text
+
+SHARDED_VERSION: Literal[1] = 1
+
+PrecisionName = Literal["float64", "float32", "bfloat16", "mixed-bfloat16"]
+Against = Literal["single process", "oracle", "unpacked"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class PrecisionRecord(_Frozen):
+    """What a sharded model computed in; names of torch dtypes."""
+
+    name: PrecisionName
+    weights: Text
+    computes: Text
+    reduces: Text
+
+
+class ScenarioRecord(_Frozen):
+    """A case, and how ranks ran it."""
+
+    name: Text
+    case: Text
+    micro_size: Count
+    """Most groups of a micro-batch."""
+    reference: Literal["adapters-off", "cached"]
+
+
+class HeldRecord(_Frozen):
+    """A judgement, and what the sharded step was held against."""
+
+    against: Against
+    judgement: JudgementRecord
+
+
+class ParityRecord(_Frozen):
+    """One subject in one scenario and one precision."""
+
+    scenario: Text
+    subject: Text
+    precision: PrecisionName
+    verdict: VerdictName
+    reasons: list[Text]
+    micro_size: Count
+    """Most groups of a micro-batch."""
+    groups_of_ranks: list[Count]
+    dummies_of_ranks: list[Count]
+    """Calls of each rank that added nothing."""
+    num_compared: Count
+    worst_ratio: Measured | None
+    """Largest measured / budget; None where nothing was compared."""
+    held: list[HeldRecord]
+
+    @model_validator(mode="after")
+    def _verdict_rests_on_judgements(self) -> Self:
+        where = f"{self.subject} in {self.scenario}, {self.precision}"
+        if self.verdict == "PASS":
+            if not self.num_compared or any(each.judgement.verdict != "PASS" for each in self.held):
+                raise ValueError(f"{where} is PASS, but nothing was compared, or a judgement is not PASS")
+            if {each.against for each in self.held} != {"single process", "oracle", "unpacked"}:
+                raise ValueError(f"{where} is PASS, but was not held against one process, oracle and unpacked path")
+        elif not self.reasons:
+            raise ValueError(f"{where} is {self.verdict} without a reason")
+        return self
+
+
+class CheckRecord(_Frozen):
+    """One check in one precision."""
+
+    check: Text
+    """Its name in docs/sharded.md."""
+    precision: PrecisionName
+    subject: Text
+    verdict: VerdictName
+    num_compared: Count
+    ratio: Measured
+    """The worst difference over what may differ; infinite where nothing may."""
+    worst: Text
+    """Empty on PASS."""
+
+    @model_validator(mode="after")
+    def _pass_is_within(self) -> Self:
+        if self.verdict == "PASS" and not (self.num_compared and self.ratio <= 1):
+            raise ValueError(f"{self.check} is PASS with {self.num_compared} values and a ratio of {self.ratio}")
+        return self
+
+
+class PlantedFaultRecord(_Frozen):
+    """A fault that was planted in this very run, and which checks caught it."""
+
+    fault: Text
+    """Its name in docs/faults.md."""
+    what: Text
+    precision: PrecisionName
+    caught_by: list[Text]
+    """Names of checks; empty if it survived."""
+    checks: list[CheckRecord]
+
+
+class HarmlessRecord(_Frozen):
+    """A harmless change, and whether some check took it for a fault."""
+
+    change: Text
+    what: Text
+    precision: PrecisionName
+    flagged_by: list[Text]
+    checks: list[CheckRecord]
+
+
+class ShardedRecord(_Frozen):
+    """Everything that a run of ``packparity sharded`` measured."""
+
+    kind: Literal["sharded"] = "sharded"
+    schema_version: Literal[1]
+    tool_version: Text
+    created_utc: Text
+    command: list[Text]
+    verdict: VerdictName
+    reasons: list[Text]
+    world_size: Count
+    backend: Text
+    """Of torch.distributed."""
+    started_by: Literal["local ranks", "environment"]
+    """Ranks on this machine that the program started itself, or whoever set RANK and WORLD_SIZE, as torchrun."""
+    environment: Environment
+    """Of rank 0; all ranks have the same versions."""
+    model: ModelRecord
+    precisions: list[PrecisionRecord]
+    cases: list[CaseRecord]
+    scenarios: list[ScenarioRecord]
+    subjects: list[SubjectRecord]
+    parity: list[ParityRecord]
+    checks: list[CheckRecord]
+    planted: list[PlantedFaultRecord]
+    harmless: list[HarmlessRecord]
+    policy: Settings
+    seeds: dict[str, int]
+    notes: list[Text]
+    total_s: Measured
+
+    @model_validator(mode="after")
+    def _verdict_rests_on_parts(self) -> Self:
+        verdicts = {result.verdict for result in self.parity} | {check.verdict for check in self.checks}
+        if self.verdict != "PASS":
+            if not self.reasons:
+                raise ValueError(f"the run is {self.verdict} without a reason")
+            return self
+        if "PASS" not in verdicts or verdicts & {"FAIL", "ERROR", "INCONCLUSIVE"}:
+            raise ValueError(f"the run is PASS, but its parts are {', '.join(sorted(verdicts)) or 'none'}")
+        if self.world_size < 2:
+            raise ValueError(f"the run is PASS with a world size of {self.world_size}: nothing was sharded")
+        if not self.planted or not all(each.caught_by for each in self.planted):
+            raise ValueError("the run is PASS, but no fault was planted, or one was not caught")
+        if any(each.flagged_by for each in self.harmless):
+            raise ValueError("the run is PASS, but a harmless change was taken for a fault")
+        return self

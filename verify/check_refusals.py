@@ -1,0 +1,71 @@
+"""What ``packparity check`` refuses before any work: options, subjects and cases that do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from verify.cases import Case
+from verify.groups import check_token_ids
+from verify.images import check_format
+from verify.models.vision import image_format
+from verify.objective import REWARD_MODEL
+from verify.router_balance import experts_per_token
+from verify.subject import Subject
+from verify.subjects.faulty import FaultySubject
+from verify.training import TrainName, check_reference, references_under
+
+if TYPE_CHECKING:
+    from verify.check_request import CheckOptions
+
+
+def refuse_what_does_not_go_together(options: CheckOptions) -> None:
+    """Refuse options that exclude each other, or that go with one that was not given."""
+    if options.shrink and options.out is None:
+        raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
+    check_reference(options.train, options.frozen_policy)
+    if options.shrink and options.train != "lora":
+        raise ValueError(f"--shrink with --train {options.train}: a reproduction trains adapters")
+    if options.reference not in (None, "adapters-off") and options.objective == REWARD_MODEL:
+        raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
+
+
+def check_routers(options: CheckOptions, config: Any) -> None:
+    """Refuse the loss of routers where there are none, and where it is not judged."""
+    if options.router_loss is None:
+        return
+    if not experts_per_token(config):
+        raise ValueError(
+            f"--router-loss {options.router_loss}: a model of type {config.model_type} has no routers whose load "
+            "balancing loss the oracle knows; give a Qwen3-MoE, e.g. --model tiny-qwen3-moe"
+        )
+    if options.shrink:
+        raise ValueError("--shrink with --router-loss: a reproduction has no router loss")
+    if options.train != "lora":
+        raise ValueError(f"--router-loss with --train {options.train}: it is judged where adapters are trained")
+
+
+def check_planted_fit(subjects: Sequence[Subject], train: TrainName) -> None:
+    """Refuse faults that sit where the model of the run has nothing: they would pass as harmless."""
+    for subject in subjects:
+        mutation = subject.mutation if isinstance(subject, FaultySubject) else None
+        if mutation is not None and train not in mutation.trains:
+            raise ValueError(f"--subject {subject.name} with --train {train}: it is a fault under {mutation.trains[0]}")
+
+
+def check_cases_fit(cases: Sequence[Case], config: Any, no_oracle: str, train: TrainName) -> None:
+    """Refuse cases that the model cannot run: tokens, images, frozen policies, and reward models without an oracle."""
+    images = image_format(config)
+    if no_oracle and (of_rewards := [case.name for case in cases if case.objective_name == REWARD_MODEL]):
+        raise ValueError(
+            f"case {of_rewards[0]} is of a reward model, which is judged where there is an oracle: {no_oracle}"
+        )
+    for case in cases:
+        if case.reference not in (None, *references_under(train)):
+            raise ValueError(
+                f"case {case.name} is over the frozen policy {case.reference}, whose weights are trained with "
+                f"--train {train}: give cases over one of {', '.join(references_under(train))}"
+            )
+        check_token_ids(case.groups, int(config.get_text_config().vocab_size))
+        for index, group in enumerate(case.groups):
+            check_format(group.images, group.prompt_ids, images, f"case {case.name}, group {index}")

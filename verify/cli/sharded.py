@@ -1,0 +1,103 @@
+"""``packparity sharded``: parity of the sharded step, under torchrun or on ranks that it starts itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_HELP_RANKS = "Ranks to start on this machine; 2 unless given. Under torchrun there are as many as it starts."
+_HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May be given several times."
+_HELP_DTYPE = "float64, float32, bfloat16 or mixed-bfloat16 (float32 shards, bfloat16 passes); repeatable."
+_HELP_FULL = "All packed subjects, more cases, every objective, all dtypes."
+_HELP_SECONDS = "How long a rank waits for the slowest one before the run ends."
+_LONGEST_RUN_S = 6 * 3600.0
+
+
+def sharded(
+    ranks: Annotated[int | None, typer.Option(help=_HELP_RANKS, min=1)] = None,
+    model: Annotated[str, typer.Option(help="As packparity check takes it; tiny unless given.")] = "tiny",
+    layers: Annotated[int | None, typer.Option(help="Cut the depth; the report says so.", min=1)] = None,
+    subject: Annotated[list[str] | None, typer.Option(help=_HELP_SUBJECT)] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Our subjects of this backend only.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help=_HELP_DTYPE)] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only these cases, beside the one that is probed.")] = None,
+    full: Annotated[bool, typer.Option("--full", help=_HELP_FULL)] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for the device of each local rank.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
+    policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
+    seconds: Annotated[float, typer.Option(help=_HELP_SECONDS, min=1)] = 120.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for sharded.json, .md and .html.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Run a training step on a model sharded by FSDP2, and hold it against one process and the oracle.
+
+    Each rank has its own groups, uneven in number and length. Without options: two ranks on this machine, a tiny
+    Qwen3 with LoRA. Or: torchrun --standalone --nproc-per-node 2 -m verify sharded --out DIR.
+    """
+    from verify.cli.app import STARTED
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from reports.sharded_store import SHARDED_FILES
+    from reports.store import check_writable
+    from verify.cli import option_checks
+    from verify.sharded.ranks import STARTED_HERE, place_from_environment, start_local_ranks
+    from verify.sharded.scenarios import check_precisions
+
+    option_checks.check_model(model, layers)
+    option_checks.check_subjects(subject or (), backend or ())
+    check_precisions(dtype or ())
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device {device}: give cpu, or cuda for the device of each local rank")
+    option_checks.check_numbers(seed=seed)
+    option_checks.check_policy(policy)
+    place = place_from_environment(device)
+    if place is not None and ranks is not None and ranks != place.world_size:
+        raise ValueError(f"--ranks {ranks} with WORLD_SIZE {place.world_size}: leave --ranks out under torchrun")
+    world_size = place.world_size if place is not None else 2 if ranks is None else ranks
+    if world_size < 2:
+        raise ValueError("1 rank: a model is sharded over at least 2 (--ranks 2, or torchrun --nproc-per-node 2)")
+    if out is not None and (place is None or place.rank == 0):
+        check_writable(out, SHARDED_FILES)
+    if place is None:
+        raise typer.Exit(start_local_ranks(sys.argv[1:], world_size, _LONGEST_RUN_S))
+
+    from verify.cli.imports import heavy_imports
+
+    with heavy_imports():
+        from verify.cli.progress import show_progress
+        from verify.sharded.ranks import process_group
+        from verify.sharded.request import ShardedOptions
+        from verify.sharded.session import hand_over, run_session
+
+    options = ShardedOptions(
+        model=model,
+        layers=layers,
+        subjects=tuple(subject or ()),
+        backends=tuple(backend or ()),
+        precisions=tuple(dtype or ()),
+        cases=tuple(case or ()),
+        full=full,
+        seed=seed,
+        policy=policy,
+    )
+    # Subjects print as they like: that may not pass for the program's own output.
+    with process_group(place, seconds), contextlib.redirect_stdout(sys.stderr):
+        with show_progress(quiet or place.rank != 0) as progress:
+            record = run_session(
+                options,
+                place,
+                progress,
+                arguments=sys.argv[1:],
+                started=STARTED,
+                started_here=STARTED_HERE in os.environ,
+                out=out,
+            )
+        status = hand_over(record, place, out=out, as_json=json)
+    raise typer.Exit(status)

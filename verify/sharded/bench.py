@@ -1,0 +1,149 @@
+"""What the checks beside parity work on: one subject, in one precision, on the scenario that is probed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.models.dtypes import DTYPES
+from verify.objective import Objective
+from verify.sharded.local_gradients import SummedGradients, gradients_of_one_rank, summed_gradients
+from verify.sharded.observe import ShardedRun, run_sharded
+from verify.sharded.rank_work import SubjectOnRank, Table
+from verify.sharded.scenarios import PRECISIONS, Scenario
+from verify.sharded.yardsticks import Yardstick, Yardsticks
+from verify.subject import Subject
+from verify.subjects.sharded import ShardedStages
+from verify.tolerance import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A subject on a sharded model, and what it must compute.
+
+    Args:
+        subject: The subject.
+        precision: Name of the precision.
+        scenario: The scenario.
+        objective: The objective of its case.
+        sharded: The sharded model.
+        whole: The whole model, as a rank computes with it.
+        table: Values of the frozen policy, in the order of the data.
+        yardstick: What one process computes.
+        yardsticks: Of all cases of the dtype.
+        policy: Factors and floors.
+        seed: Of torch's generator during passes.
+        summed: What the ranks' own gradients add up to.
+        alone: What one rank leaves that has the whole batch.
+        runs: Steps that were run on this sharded model, by their stages and whether the reference was cached: the same
+            step gives the same bits.
+    """
+
+    subject: Subject
+    precision: str
+    scenario: Scenario
+    objective: Objective
+    sharded: Any
+    whole: Any
+    table: Table
+    yardstick: Yardstick
+    yardsticks: Yardsticks
+    policy: Policy
+    seed: int
+    summed: SummedGradients
+    alone: Mapping[str, Tensor]
+    runs: dict[tuple[ShardedStages, bool], ShardedRun] = field(default_factory=dict, repr=False)
+
+    def on_other(self, sharded: Any) -> Bench:
+        """The same bench with another sharded model."""
+        return replace(self, sharded=sharded, runs={})
+
+    def step(self, stages: ShardedStages, *, cached: bool = False) -> ShardedRun:
+        """One step of the scenario; run the first time it is asked for. A collective."""
+        if (stages, cached) not in self.runs:
+            self.runs[stages, cached] = run_sharded(
+                self.on_rank(cached=cached), micro_size=self.scenario.micro_size, stages=stages, seed=self.seed
+            )
+        return self.runs[stages, cached]
+
+    def on_rank(self, *, cached: bool = False, dummy_factor: float = 1.0) -> SubjectOnRank:
+        """The subject on the sharded model."""
+        return SubjectOnRank(
+            self.subject,
+            self.sharded,
+            self.scenario.case.groups,
+            self.objective,
+            table=self.table if cached else None,
+            dummy_factor=dummy_factor,
+        )
+
+    def on_whole(self) -> SubjectOnRank:
+        """The subject on the whole model."""
+        return SubjectOnRank(self.subject, self.whole, self.scenario.case.groups, self.objective)
+
+    @property
+    def reduce_epsilon(self) -> float:
+        """Machine epsilon of the dtype in which gradients are to be summed."""
+        return float(torch.finfo(DTYPES[PRECISIONS[self.precision].reduces]).eps)
+
+
+def measure_bench(
+    subject: Subject,
+    scenario: Scenario,
+    yardsticks: Yardsticks,
+    *,
+    precision: str,
+    sharded: Any,
+    whole: Any,
+    policy: Policy,
+    seed: int,
+) -> Bench:
+    """Run the subject on whole models, so that there is something to hold the sharded one against. A collective.
+
+    Args:
+        subject: The subject.
+        scenario: The scenario that is probed.
+        yardsticks: Of the dtype.
+        precision: Name of the precision.
+        sharded: The sharded model.
+        whole: The whole model.
+        policy: Factors and floors.
+        seed: Of torch's generator during passes.
+
+    Returns:
+        The bench.
+    """
+    yardstick = yardsticks.by_case[scenario.case.name]
+    on_whole = SubjectOnRank(subject, whole, scenario.case.groups, yardstick.objective)
+    reduces = DTYPES[PRECISIONS[precision].reduces]
+    return Bench(
+        subject=subject,
+        precision=precision,
+        scenario=scenario,
+        objective=yardstick.objective,
+        sharded=sharded,
+        whole=whole,
+        table=table_of(yardstick),
+        yardstick=yardstick,
+        yardsticks=yardsticks,
+        policy=policy,
+        seed=seed,
+        summed=summed_gradients(on_whole, micro_size=scenario.micro_size, seed=seed),
+        alone=gradients_of_one_rank(on_whole, micro_size=scenario.micro_size, seed=seed, reduces=reduces),
+    )
+
+
+def table_of(yardstick: Yardstick) -> Table:
+    """Log-probs of the frozen policy as the unpacked path computes them, in the order of the data.
+
+    Raises:
+        ValueError: A group with tokens that are not supervised, of which nothing is known.
+    """
+    values = iter(yardstick.witness.ref_per_token_logps)
+    if any(group.completion_masks for group in yardstick.case.groups):
+        raise ValueError(f"case {yardstick.case.name}: values are cached for supervised tokens only, and some are not")
+    return [tuple(next(values) for _ in group.completions) for group in yardstick.case.groups]

@@ -1,0 +1,55 @@
+"""The sharded model of a precision, and the same model whole, as each rank computes with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verify.models.dtypes import DTYPES
+from verify.models.request import ModelRequest, build_model
+from verify.sharded.scenarios import PRECISIONS
+from verify.subjects.sharded import ShardedStages, shard
+
+
+def sharded_model(
+    request: ModelRequest, precision: str, stages: ShardedStages, *, reshard_after_forward: bool = True
+) -> Any:
+    """Build a model and shard it. A collective.
+
+    Args:
+        request: The model.
+        precision: One of ``PRECISIONS``.
+        stages: Whose ``reduce_dtype`` counts, where it has one.
+        reshard_after_forward: As in ``shard``.
+
+    Returns:
+        The sharded model.
+    """
+    of = PRECISIONS[precision]
+    model = build_model(request, of.weights).model
+    shard(
+        model,
+        param_dtype=None if of.computes == of.weights else DTYPES[of.computes],
+        reduce_dtype=stages.reduce_dtype or DTYPES[of.reduces],
+        reshard_after_forward=reshard_after_forward,
+    )
+    return model
+
+
+def whole_model(request: ModelRequest, precision: str) -> Any:
+    """The model as a rank of the sharded one computes with it: where FSDP casts parameters they are cast, no buffers.
+
+    PEFT keeps adapters of a bfloat16 model in float32, and so does a model that is sharded as it is.
+
+    Args:
+        request: The model.
+        precision: One of ``PRECISIONS``.
+
+    Returns:
+        The whole model.
+    """
+    of = PRECISIONS[precision]
+    model = build_model(request, of.weights).model
+    if of.computes != of.weights:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(DTYPES[of.computes])
+    return model

@@ -1,0 +1,97 @@
+"""From options of ``packparity sharded`` to a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from verify.groups import check_token_ids
+from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
+from verify.models.lora import LoraSpec
+from verify.models.memory import check_memory
+from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
+from verify.models.shape_file import is_shape_file, read_shape
+from verify.sharded.ranks import RankPlace
+from verify.sharded.run import ShardedRequest
+from verify.sharded.scenarios import DEFAULT_PRECISIONS, PRECISIONS, default_scenarios, named_scenarios
+from verify.subject import Subject
+from verify.subjects.pairwise import VARIATIONS, default_variations
+from verify.subjects.selection import default_subjects, select_subject
+from verify.tolerance import load_policy
+
+QUICK_SUBJECTS = ("split", "dense-sdpa", "split/block-diagonal")
+"""Of our own subjects one that masks nothing away, one that masks, and one for examples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedOptions:
+    """Options of the command line, as given."""
+
+    model: str
+    layers: int | None
+    subjects: tuple[str, ...]
+    backends: tuple[str, ...]
+    precisions: tuple[str, ...]
+    cases: tuple[str, ...]
+    full: bool
+    seed: int
+    policy: Path | None
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether passes cost next to nothing."""
+        return self.model.lower() in TINY_CONFIGS or self.model.lower().startswith(TINY_PREFIX)
+
+
+def prepare(options: ShardedOptions, place: RankPlace) -> ShardedRequest:
+    """Turn options into a request; everything that can be wrong with them is found here.
+
+    Args:
+        options: The options.
+        place: Where this rank stands.
+
+    Returns:
+        The request, the same on every rank but for the device.
+
+    Raises:
+        ValueError: An option is wrong, or the model does not fit; the message says what would be right.
+    """
+    shape = read_shape(Path(options.model)) if is_shape_file(options.model) else None
+    model = ModelRequest(
+        name=options.model,
+        num_layers=options.layers,
+        device=place.device,
+        seed=options.seed,
+        lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
+        config=shape.config if shape else None,
+    )
+    config = requested_config(model)
+    vocab_size = vocabulary_size(model)
+    if options.cases:
+        scenarios = named_scenarios(options.cases, vocab_size, options.seed, place.world_size)
+    else:
+        scenarios = default_scenarios(vocab_size, options.seed, place.world_size, full=options.full)
+    for scenario in scenarios:
+        check_token_ids(scenario.case.groups, int(config.get_text_config().vocab_size))
+    precisions = options.precisions or (tuple(PRECISIONS) if options.full else DEFAULT_PRECISIONS)
+    check_memory(model, sorted({PRECISIONS[name].weights for name in precisions}))
+    variations = default_variations(place.device)
+    if not has_rotary_positions(config):
+        variations = tuple(name for name in variations if not VARIATIONS[name].positions_run_on)
+    return ShardedRequest(
+        model=model,
+        precisions=precisions,
+        subjects=_subjects(options),
+        scenarios=scenarios,
+        policy=load_policy(options.policy),
+        variations=variations,
+        seed=options.seed,
+    )
+
+
+def _subjects(options: ShardedOptions) -> tuple[Subject, ...]:
+    if options.subjects:
+        return tuple(select_subject(name) for name in dict.fromkeys(options.subjects))
+    if options.backends or options.full:
+        return default_subjects(options.backends, full=True)
+    return tuple(select_subject(name) for name in QUICK_SUBJECTS)

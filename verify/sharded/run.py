@@ -1,0 +1,333 @@
+"""A run of sharded parity, as every rank runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from verify.comparison import StructureError
+from verify.model_holder import ModelHolder
+from verify.model_state import WeightsChangedError, mixed_sum
+from verify.models.request import ModelRequest, ModelUnderTest
+from verify.objective import Preference
+from verify.sharded.agreement import check_same_weights
+from verify.sharded.bench import Bench, measure_bench, table_of
+from verify.sharded.checks import CHECKS
+from verify.sharded.faults import FAULTS, HARMLESS, HarmlessChange, ShardedFault
+from verify.sharded.finding import Finding
+from verify.sharded.models import sharded_model, whole_model
+from verify.sharded.observe import all_gathered, run_sharded, seeded
+from verify.sharded.parity import ParityResult, judge_parity
+from verify.sharded.rank_work import NotShardedError, SubjectOnRank, forward_calls
+from verify.sharded.scenarios import PRECISIONS, Scenario
+from verify.sharded.yardsticks import Yardsticks, measure_yardsticks
+from verify.subject import Subject, gradient_support, support_for
+from verify.subjects import is_built_in
+from verify.subjects.sharded import HONEST, local_shards
+from verify.tolerance import Policy
+from verify.verdict import Verdict
+
+Begin = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedRequest:
+    """What to judge.
+
+    Args:
+        model: The model request.
+        precisions: Names of ``PRECISIONS``; at least one.
+        subjects: The subjects; at least one. The first that takes the probed scenario is put to the checks.
+        scenarios: The scenarios; the first is the one that is probed, the second the same with a cached reference.
+        policy: Factors and floors.
+        variations: Names of the variations of the unpacked path.
+        faults: What is planted.
+        harmless: Harmless changes that are made, in the first precision.
+        seed: Of torch's generator during passes.
+    """
+
+    model: ModelRequest
+    precisions: tuple[str, ...]
+    subjects: tuple[Subject, ...]
+    scenarios: tuple[Scenario, ...]
+    policy: Policy
+    variations: tuple[str, ...]
+    seed: int
+    faults: tuple[ShardedFault, ...] = FAULTS
+    harmless: tuple[HarmlessChange, ...] = HARMLESS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A fault that was planted in this run, or a harmless change that was made.
+
+    Args:
+        name: Its name.
+        what: What is wrong, or other.
+        precision: Name of the precision.
+        findings: Of the checks that have to catch a fault; of those that have to pass under a change.
+    """
+
+    name: str
+    what: str
+    precision: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def caught_by(self) -> tuple[str, ...]:
+        """The checks that failed."""
+        return tuple(finding.check for finding in self.findings if finding.verdict is Verdict.FAIL)
+
+    @property
+    def passes(self) -> bool:
+        """Whether every check passed."""
+        return all(finding.verdict is Verdict.PASS for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedOutcome:
+    """Everything that a run measured, the same on every rank.
+
+    Args:
+        parity: In the order precision, scenario, subject.
+        findings: Of the checks, in the order precision, check.
+        planted: Faults, in the order precision, fault.
+        harmless: Changes, in the first precision.
+        model: The model in the last precision, whole.
+    """
+
+    parity: tuple[ParityResult, ...]
+    findings: tuple[Finding, ...]
+    planted: tuple[Planted, ...]
+    harmless: tuple[Planted, ...]
+    model: ModelUnderTest
+
+
+def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
+    """Run everything. A collective.
+
+    Args:
+        request: What to judge.
+        begin: Called with what is being done.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        ValueError: Ranks whose weights differ.
+        SubjectError: A subject raised on this rank.
+        WeightsChangedError: A subject changed the weights of a model.
+    """
+    parity: list[ParityResult] = []
+    findings: list[Finding] = []
+    planted: list[Planted] = []
+    harmless: list[Planted] = []
+    for precision in request.precisions:
+        of = _OfPrecision(request, precision, begin)
+        parity += of.parity()
+        if (bench := of.bench(parity)) is not None:
+            for check in CHECKS.values():
+                if not check.name.startswith("parity"):  # which all scenarios have been put to
+                    begin(f"{precision} {check.name}: {bench.subject.name}")
+                    findings.append(check.run(bench, HONEST))
+            planted += [of.planted(bench, fault) for fault in request.faults if of.shows(bench, fault, parity)]
+            if precision == request.precisions[0]:
+                harmless += [of.changed(bench, change) for change in request.harmless]
+    return ShardedOutcome(
+        parity=tuple(parity),
+        findings=tuple(findings),
+        planted=tuple(planted),
+        harmless=tuple(harmless),
+        model=of.under_test,
+    )
+
+
+class _OfPrecision:
+    """The models of one precision, and what is run on them."""
+
+    def __init__(self, request: ShardedRequest, precision: str, begin: Begin) -> None:
+        self._request, self._precision, self._begin = request, precision, begin
+        self._dtype = PRECISIONS[precision].computes
+        holder = ModelHolder(request.model, self._dtype)
+        self.under_test = holder.under_test
+        check_same_weights(holder.model, self._dtype)
+        self._yardsticks = self._measured(holder)
+        self._whole = (
+            holder.model if PRECISIONS[precision].weights == self._dtype else whole_model(request.model, precision)
+        )
+        self._sharded = sharded_model(request.model, precision, HONEST)
+
+    def _measured(self, holder: ModelHolder) -> Yardsticks:
+        request = self._request
+        return measure_yardsticks(
+            holder,
+            list({scenario.case.name: scenario.case for scenario in request.scenarios}.values()),
+            request.subjects,
+            dtype=self._dtype,
+            objective=Preference(),
+            policy=request.policy,
+            variations=request.variations,
+            seed=request.seed,
+            begin=self._begin,
+        )
+
+    def parity(self) -> Iterator[ParityResult]:
+        """Every subject in every scenario."""
+        for scenario in self._request.scenarios:
+            for subject in self._request.subjects:
+                self._begin(f"{self._precision} {scenario.name}: {subject.name}")
+                yield self._parity_of(scenario, subject)
+
+    def _parity_of(self, scenario: Scenario, subject: Subject) -> ParityResult:
+        yardstick = self._yardsticks.by_case[scenario.case.name]
+        result = ParityResult(
+            scenario=scenario.name, subject=subject.name, precision=self._precision, verdict=Verdict.NOT_APPLICABLE
+        )
+        micro_size, why = self._fitting(scenario, subject)
+        if why:
+            return replace(result, reasons=(why,))
+        on_rank = SubjectOnRank(
+            subject,
+            self._sharded,
+            scenario.case.groups,
+            yardstick.objective,
+            table=table_of(yardstick) if scenario.reference == "cached" else None,
+        )
+        before = None if is_built_in(subject) else _bits(self._sharded)
+        run = run_sharded(on_rank, micro_size=micro_size, stages=HONEST, seed=self._request.seed)
+        if before is not None and before != _bits(self._sharded):
+            raise WeightsChangedError(f"subject {subject.name} changed the weights of the sharded model")
+        try:
+            verdict, reasons, judgements = judge_parity(
+                run.observation(on_rank),
+                subject.name,
+                yardstick,
+                self._yardsticks,
+                dtype=self._dtype,
+                policy=self._request.policy,
+            )
+        except StructureError as error:
+            verdict, reasons, judgements = Verdict.FAIL, (str(error),), ()
+        return replace(
+            result,
+            verdict=verdict,
+            reasons=reasons,
+            judgements=judgements,
+            micro_size=micro_size,
+            groups_of_ranks=tuple(all_gathered(len(on_rank.seen))),
+            dummies_of_ranks=run.num_dummies,
+        )
+
+    def _fitting(self, scenario: Scenario, subject: Subject) -> tuple[int, str]:
+        """The size of micro-batches in which a subject is run, and why it is not; the same on every rank.
+
+        Whoever makes a call for each group is run group by group: sharding needs as many calls on every rank.
+        """
+        support = support_for(subject, scenario.case, scenario.reference)
+        if not support.supported:
+            return 0, support.reason
+        gradients = gradient_support(subject, self._whole)
+        if not gradients.supported:
+            return 0, f"a step needs gradients: {gradients.reason}"
+        counts: set[int] = set()
+        for micro_size in dict.fromkeys((scenario.micro_size, 1)):
+            try:
+                counts = self._calls(replace(scenario, micro_size=micro_size), subject)
+            except NotShardedError as error:
+                return 0, str(error)
+            if len(counts) == 1:
+                return micro_size, ""
+        return 0, (
+            f"it makes {min(counts)} to {max(counts)} forward calls for a group, and sharding needs as many on every "
+            "rank: make one call for all sequences of a group"
+        )
+
+    def _calls(self, scenario: Scenario, subject: Subject) -> set[int]:
+        """Numbers of forward calls for the micro-batches of all ranks, and for a dummy call. A collective.
+
+        Of our own subjects the dummy call stands for all: they make the same calls for any groups.
+        """
+        objective = self._yardsticks.by_case[scenario.case.name].objective
+        on_whole = SubjectOnRank(subject, self._whole, scenario.case.groups, objective)
+        with seeded(self._request.seed):
+            calls = {forward_calls(on_whole, ())}
+            if not is_built_in(subject):
+                calls |= {forward_calls(on_whole, places) for places in own_micro_batches(scenario)}
+        return set().union(*all_gathered(calls))
+
+    def bench(self, parity: Sequence[ParityResult]) -> Bench | None:
+        """The bench of the first subject that ran in the scenario that is probed; None where there is none."""
+        probed = self._request.scenarios[0]
+        for subject in self._request.subjects:
+            if (result := self._ran(probed.name, subject, parity)) is not None:
+                self._begin(f"{self._precision} gradients of each rank: {subject.name}")
+                return measure_bench(
+                    subject,
+                    replace(probed, micro_size=result.micro_size),
+                    self._yardsticks,
+                    precision=self._precision,
+                    sharded=self._sharded,
+                    whole=self._whole,
+                    policy=self._request.policy,
+                    seed=self._request.seed,
+                )
+        return None
+
+    def shows(self, bench: Bench, fault: ShardedFault, parity: Sequence[ParityResult]) -> bool:
+        """Whether a fault can be seen on the bench: it needs a cached reference, or micro-batches of several groups."""
+        if bench.scenario.micro_size < fault.micro_size:
+            return False
+        scenario = self._request.scenarios[1 if "parity/cached" in fault.checks else 0]
+        return self._ran(scenario.name, bench.subject, parity) is not None
+
+    def _ran(self, scenario: str, subject: Subject, parity: Sequence[ParityResult]) -> ParityResult | None:
+        wanted = (scenario, subject.name, self._precision)
+        return next(
+            (
+                result
+                for result in parity
+                if (result.scenario, result.subject, result.precision) == wanted
+                and result.verdict is not Verdict.NOT_APPLICABLE
+            ),
+            None,
+        )
+
+    def planted(self, bench: Bench, fault: ShardedFault) -> Planted:
+        """Plant a fault, and run the checks that have to catch it."""
+        self._begin(f"{self._precision} planted {fault.name}")
+        if fault.stages.reduce_dtype is not None:
+            bench = bench.on_other(sharded_model(self._request.model, self._precision, fault.stages))
+        return Planted(
+            name=fault.name,
+            what=fault.what,
+            precision=self._precision,
+            findings=tuple(CHECKS[name].run(bench, fault.stages) for name in fault.checks),
+        )
+
+    def changed(self, bench: Bench, change: HarmlessChange) -> Planted:
+        """Make a harmless change, and run the checks that do not rest on how groups are cut."""
+        self._begin(f"{self._precision} harmless {change.name}")
+        if not change.reshard_after_forward:
+            model = sharded_model(self._request.model, self._precision, change.stages, reshard_after_forward=False)
+            bench = bench.on_other(model)
+        return Planted(
+            name=change.name,
+            what=change.what,
+            precision=self._precision,
+            findings=tuple(
+                CHECKS[name].run(bench, change.stages) for name in ("parity", "every-group-once", "clip", "evaluation")
+            ),
+        )
+
+
+def own_micro_batches(scenario: Scenario) -> Sequence[Sequence[int]]:
+    """The micro-batches of this rank in a scenario."""
+    own = HONEST.assign(len(scenario.case.groups), dist.get_world_size())[dist.get_rank()]
+    return HONEST.micro_batches(own, scenario.micro_size)
+
+
+def _bits(model: Any) -> Mapping[str, int]:
+    return {name: mixed_sum(tensor.reshape(-1)) for name, tensor in local_shards(model).items()}

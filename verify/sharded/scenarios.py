@@ -1,0 +1,171 @@
+"""What sharded parity runs: cases cut among ranks and into micro-batches, and the precisions of a sharded model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from types import MappingProxyType
+from typing import Literal
+
+from verify.cases import Case
+from verify.default_cases.objectives import objective_cases
+from verify.default_cases.tiny import tiny_cases
+from verify.groups import PreferenceGroup
+from verify.objective import REWARD_MODEL
+
+ShardedReference = Literal["adapters-off", "cached"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A case, and how ranks run it.
+
+    Args:
+        case: The groups of the global batch, and the objective.
+        micro_size: Most groups of a micro-batch.
+        reference: The frozen policy of a preference objective: the model with its adapters off, or values that were
+            computed before and stand beside the data.
+    """
+
+    case: Case
+    micro_size: int
+    reference: ShardedReference = "adapters-off"
+
+    @property
+    def name(self) -> str:
+        """Of the case, and of the frozen policy where it is not the usual one."""
+        return self.case.name if self.reference == "adapters-off" else f"{self.case.name}/{self.reference}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What a sharded model computes in; names of torch dtypes.
+
+    Args:
+        weights: Of the shards, and so of the optimizer.
+        computes: Of parameters in passes, and so of the gradients of a rank.
+        reduces: In which gradients are summed over ranks.
+    """
+
+    weights: str
+    computes: str
+    reduces: str
+
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {
+        "float64": Precision(weights="float64", computes="float64", reduces="float64"),
+        "float32": Precision(weights="float32", computes="float32", reduces="float32"),
+        "bfloat16": Precision(weights="bfloat16", computes="bfloat16", reduces="float32"),
+        "mixed-bfloat16": Precision(weights="float32", computes="bfloat16", reduces="float32"),
+    }
+)
+
+
+def check_precisions(names: Sequence[str]) -> None:
+    """Refuse an unknown precision, and one given twice.
+
+    Raises:
+        ValueError: With the known ones.
+    """
+    for name in names:
+        if name not in PRECISIONS:
+            raise ValueError(f"unknown dtype {name!r}: give some of {', '.join(PRECISIONS)}")
+        if list(names).count(name) > 1:
+            raise ValueError(f"--dtype {name} is given twice: once is enough")
+
+
+DEFAULT_PRECISIONS = ("float32", "mixed-bfloat16")
+
+PROBED = "uneven-over-ranks"
+"""The case of the checks beside parity, and of planted faults."""
+_PROBED_SIZES = ((33, 5, 21), (2, 18, 4), (48, 1, 6), (7, 27, 26), (14, 11, 1), (5, 9, 30), (21, 3, 2))
+_MICRO_SIZES: Mapping[str, int] = {
+    "groups-masked": 1,
+    "examples-of-uneven-length": 1,
+    "examples-of-several-turns": 2,
+    "balanced": 1,
+}
+"""Default cases beside it: larger groups, both means of examples, and one group, which leaves other ranks without."""
+_ONLY_IN_FULL = ("groups-of-uneven-size", "tree-of-turns", "same-prompt-twice", "rollouts-of-one-prompt", "long-prompt")
+
+
+def probed_scenario(vocab_size: int, seed: int, world_size: int) -> Scenario:
+    """Two pairs for each rank and one more, all of other lengths: no rank has what another has.
+
+    Of two ranks the first has a micro-batch of two pairs and one of one, the second one of two and a dummy call.
+
+    Args:
+        vocab_size: Of the model.
+        seed: Of the token ids.
+        world_size: Number of ranks.
+
+    Returns:
+        The scenario.
+    """
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(vocab_size) for _ in range(count))
+
+    groups = tuple(
+        PreferenceGroup(tokens(prompt), (tokens(chosen),), (tokens(rejected),))
+        for prompt, chosen, rejected in islice(cycle(_PROBED_SIZES), 2 * world_size + 1)
+    )
+    case = Case(name=PROBED, why="uneven in every part, and in what each rank gets", groups=groups)
+    return Scenario(case=case, micro_size=2)
+
+
+def default_scenarios(vocab_size: int, seed: int, world_size: int, *, full: bool) -> tuple[Scenario, ...]:
+    """The scenarios of a run that names no case.
+
+    Args:
+        vocab_size: Of the model.
+        seed: Of the token ids.
+        world_size: Number of ranks.
+        full: Whether more cases and every objective are among them.
+
+    Returns:
+        The scenarios; the first is the one that is probed, the second the same with a cached frozen policy.
+    """
+    cases = {case.name: case for case in tiny_cases(vocab_size, seed)}
+    probed = probed_scenario(vocab_size, seed, world_size)
+    scenarios = [probed, replace(probed, reference="cached")]
+    scenarios += [Scenario(case=cases[name], micro_size=size) for name, size in _MICRO_SIZES.items()]
+    if full:
+        scenarios += [Scenario(case=cases[name], micro_size=1) for name in _ONLY_IN_FULL]
+        scenarios += [
+            Scenario(case=case, micro_size=1)
+            for case in objective_cases(vocab_size, seed)
+            if case.objective_name != REWARD_MODEL
+        ]
+    return tuple(scenarios)
+
+
+def named_scenarios(names: Sequence[str], vocab_size: int, seed: int, world_size: int) -> tuple[Scenario, ...]:
+    """Scenarios by name, behind those that every run has.
+
+    Args:
+        names: Of scenarios, or of cases of the gate.
+        vocab_size: Of the model.
+        seed: Of the token ids.
+        world_size: Number of ranks.
+
+    Returns:
+        The two scenarios that are probed, then those that are named; of a case that is no default one micro-batches
+        have one group.
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    default = default_scenarios(vocab_size, seed, world_size, full=True)
+    known = {scenario.name: scenario for scenario in default}
+    for case in tiny_cases(vocab_size, seed):
+        known.setdefault(case.name, Scenario(case=case, micro_size=1))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"unknown case {unknown[0]!r}: give some of {', '.join(known)}")
+    probed = [scenario.name for scenario in default[:2]]
+    return tuple(known[name] for name in dict.fromkeys((*probed, *names)))
