@@ -21,13 +21,12 @@ from packed_impl.logps import DEFAULT_LOGIT_CHUNK, completion_logps
 from packed_impl.sharded_model import decoder_layers
 from packed_impl.unshared import unshared_layouts
 from packed_impl.windows import layer_windows
-from reports.cost_record import PathName
 from verify.groups import PreferenceGroup
 
 LOGIT_CHUNK = DEFAULT_LOGIT_CHUNK
 """Number of completion tokens whose logits exist at one time, unless said otherwise."""
 
-_BACKENDS: Mapping[PathName, str] = {
+_BACKENDS: Mapping[str, str] = {
     "padded": "dense-sdpa",
     "unpadded": "dense-sdpa",
     "padding-free": "split",
@@ -71,7 +70,7 @@ class PathCall:
         return total
 
 
-def path_calls(path: PathName, groups: Sequence[PreferenceGroup]) -> list[PathCall]:
+def path_calls(path: str, groups: Sequence[PreferenceGroup]) -> list[PathCall]:
     """The forward calls of a path.
 
     Args:
@@ -81,7 +80,12 @@ def path_calls(path: PathName, groups: Sequence[PreferenceGroup]) -> list[PathCa
 
     Returns:
         The calls; their completions come in the standard order.
+
+    Raises:
+        ValueError: An unknown path.
     """
+    if path not in _BACKENDS:
+        raise ValueError(f"unknown path {path!r}: give one of {', '.join(_BACKENDS)}")
     backend = _BACKENDS[path]
     match path:
         case "padded":
@@ -93,7 +97,7 @@ def path_calls(path: PathName, groups: Sequence[PreferenceGroup]) -> list[PathCa
             return [PathCall(pack(groups, layout="block-diagonal"), backend, is_causal=False)]
         case "dense":
             return [PathCall(pack(groups, rows="row-per-group"), backend, is_causal=False)]
-        case "sparse" | "split":
+        case _:
             return [PathCall(pack(groups), backend, is_causal=False)]
 
 
@@ -102,7 +106,7 @@ def decoder_layers_of(model: nn.Module) -> list[nn.Module]:
     return decoder_layers(model)
 
 
-def attention_of(model: Any, path: PathName) -> AbstractContextManager[None]:
+def attention_of(model: Any, path: str) -> AbstractContextManager[None]:
     """The context in which a model computes attention as a path does."""
     return attention_implementation(model, _BACKENDS[path])
 
