@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from reports.cost_overview import summary as cost_summary
+from reports.cost_record import CostRecord
 from reports.data_overview import headline
 from reports.data_record import DataReport
 from reports.facts import group_lengths
@@ -15,6 +17,7 @@ from reports.families_overview import summary
 from reports.families_record import FamiliesRecord
 from reports.kill_matrix import KillMatrix
 from reports.overview import FAMILIES, summary_rows
+from reports.preflight_record import PreflightFinding, PreflightRecord
 from reports.record import Record
 from reports.results import Result
 from reports.store import RecordError
@@ -24,6 +27,8 @@ MOVED = 2.0
 """A ratio that grew or shrank by this factor is named; rounding alone moves one by less."""
 PREDICTION_MOVED = 1.01
 """The same for what is predicted, which is exact, or simulated with a seed."""
+COST_MOVED = 1.05
+"""The same for ratios of step times, which move a little from run to run."""
 
 _SETTINGS = (
     "tool_version", "environment", "model", "objective", "seeds", "policy", "variations", "data", "cases", "kernels",
@@ -32,13 +37,25 @@ _DATA_SETTINGS = (
     "tool_version", "file", "sha256", "shape", "unit_note", "tokenizer", "model", "max_length", "max_tokens",
     "most_broken_share",
 )  # fmt: skip
+_COST_SETTINGS = (
+    "tool_version", "environment", "machine", "model", "dtype", "objective", "optimizer", "preset", "scale", "seeds",
+    "num_ranks", "pairs_per_rank", "sharding", "memory_measure", "data",
+)  # fmt: skip
 _FAMILIES_SETTINGS = ("tool_version", "environment", "seed", "seconds_per_family", "ways")
+_PREFLIGHT_SETTINGS = ("tool_version", "environment", "request", "world_size", "ranks", "required")
 _SIMULATION_SETTINGS = ("groups_sampled", "seed", "num_ranks", "groups_per_rank", "row_limit")
 _WHAT_RATIOS: dict[type, tuple[str, float]] = {
     DataReport: ("predicted", PREDICTION_MOVED),
     FamiliesRecord: ("share of a full leak", MOVED),
+    PreflightRecord: ("measured", MOVED),
+    CostRecord: ("measured cost over that of padded", COST_MOVED),
 }
 """What the ratios are, and by which factor one has to move to be named, where they are not measured / budget."""
+_FLAT_SETTINGS: dict[type, tuple[str, ...]] = {
+    FamiliesRecord: _FAMILIES_SETTINGS,
+    CostRecord: _COST_SETTINGS,
+    PreflightRecord: _PREFLIGHT_SETTINGS,
+}
 _NO_SETTINGS = ("rationale", "what", "why_harmless", "notes", "violations")
 """Fields that explain a setting: a change of words is none of the setting."""
 
@@ -136,6 +153,10 @@ def compare(before: Result, after: Result) -> Difference:
         verdicts, ratios = (_findings(before), _findings(after)), (_predictions(before), _predictions(after))
     elif isinstance(before, FamiliesRecord) and isinstance(after, FamiliesRecord):
         verdicts, ratios = (_ways(before), _ways(after)), (_scores(before), _scores(after))
+    elif isinstance(before, PreflightRecord) and isinstance(after, PreflightRecord):
+        verdicts, ratios = (_decisions(before), _decisions(after)), (_measures(before), _measures(after))
+    elif isinstance(before, CostRecord) and isinstance(after, CostRecord):
+        verdicts, ratios = (_paths(before), _paths(after)), (_costs(before), _costs(after))
     else:
         raise RecordError(f"a {_kind(before)} and a {_kind(after)} cannot be compared: give two results of one command")
     settings = (dict(_settings(before)), dict(_settings(after)))
@@ -168,6 +189,10 @@ def _kind(result: Result) -> str:
         return "report of packparity data"
     if isinstance(result, FamiliesRecord):
         return "report of packparity families"
+    if isinstance(result, PreflightRecord):
+        return "preflight"
+    if isinstance(result, CostRecord):
+        return "record of packparity cost"
     return "record of packparity check" if isinstance(result, Record) else "kill matrix of packparity faults"
 
 
@@ -176,6 +201,10 @@ def _title(result: Result) -> str:
         verdict = headline(result)
     elif isinstance(result, FamiliesRecord):
         verdict = summary(result)
+    elif isinstance(result, PreflightRecord):
+        verdict = result.decision
+    elif isinstance(result, CostRecord):
+        verdict = cost_summary(result)
     else:
         verdict = result.verdict
     return f"{verdict}, {result.created_utc}"
@@ -192,8 +221,8 @@ def _settings(result: Result) -> Iterator[tuple[str, str]]:
     if isinstance(result, DataReport):
         yield from _settings_of_data(result)
         return
-    if isinstance(result, FamiliesRecord):
-        for name in _FAMILIES_SETTINGS:
+    if isinstance(result, FamiliesRecord | CostRecord | PreflightRecord):
+        for name in _FLAT_SETTINGS[type(result)]:
             yield from _flat(name, result.model_dump(include={name})[name])
         return
     for name in _SETTINGS:
@@ -265,6 +294,37 @@ def _scores(record: FamiliesRecord) -> dict[str, float]:
         for way in family.ways
         if way.score is not None and way.outcome in ("leaks", "other-values")
     }
+
+
+def _decisions(record: PreflightRecord) -> dict[str, str]:
+    return {"the run": record.decision} | {_place(finding): finding.outcome for finding in record.findings}
+
+
+def _measures(record: PreflightRecord) -> dict[str, float]:
+    return {
+        f"{_place(finding)}: {name}": value for finding in record.findings for name, value in finding.measures.items()
+    }
+
+
+def _place(finding: PreflightFinding) -> str:
+    return finding.name if finding.rank is None else f"{finding.name}, rank {finding.rank}"
+
+
+def _paths(record: CostRecord) -> dict[str, str]:
+    verified = {path.name: "parity PASS" if path.parity else "unverified" for path in record.paths}
+    return {path.name: path.state if path.reason else verified[path.name] for path in record.paths}
+
+
+def _costs(record: CostRecord) -> dict[str, float]:
+    """Time and memory of every path over those of the padded one."""
+    ratios: dict[str, float] = {}
+    for workload in record.workloads:
+        for ratio in workload.ratios:
+            if ratio.over == "padded":
+                ratios[f"{workload.name}, {ratio.path}: time"] = ratio.time.value
+                if ratio.memory is not None:
+                    ratios[f"{workload.name}, {ratio.path}: memory"] = ratio.memory
+    return ratios
 
 
 def _findings(report: DataReport) -> dict[str, str]:

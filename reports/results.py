@@ -6,6 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from reports.cost_record import CostRecord
+from reports.cost_store import COST_FILE, read_cost, write_cost
+from reports.cost_terminal import print_cost
 from reports.data_record import DataReport
 from reports.data_store import DATA_REPORT_FILE, read_data_report, write_data_report
 from reports.data_terminal import print_data_report
@@ -15,6 +18,9 @@ from reports.families_terminal import print_families
 from reports.kill_matrix import KillMatrix
 from reports.kill_matrix_store import KILL_MATRIX_FILE, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
+from reports.preflight_record import PreflightRecord
+from reports.preflight_store import PREFLIGHT_FILE, read_preflight, write_preflight
+from reports.preflight_terminal import print_preflight
 from reports.record import Record
 from reports.sharded_record import ShardedRecord
 from reports.sharded_store import SHARDED_FILE, read_sharded, write_sharded
@@ -22,9 +28,9 @@ from reports.sharded_terminal import print_sharded
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix | DataReport | FamiliesRecord | ShardedRecord
+Result = Record | KillMatrix | DataReport | FamiliesRecord | ShardedRecord | CostRecord | PreflightRecord
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, SHARDED_FILE)
+_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, SHARDED_FILE, COST_FILE, PREFLIGHT_FILE)
 
 
 def read_result(path: Path) -> Result:
@@ -52,11 +58,15 @@ def read_result(path: Path) -> Result:
         return read_data_report(path)
     if kind == "families":
         return read_families(path)
+    if kind == "preflight":
+        return read_preflight(path)
     if kind == "sharded":
         return read_sharded(path)
+    if kind == "cost":
+        return read_cost(path)
     raise RecordError(
         f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
-        "packparity data, or one of packparity families or sharded"
+        "packparity data, or one of packparity families, sharded, cost or preflight"
     )
 
 
@@ -81,6 +91,10 @@ def print_result(result: Result, console: Console) -> None:
         print_kill_matrix(result, console)
     elif isinstance(result, FamiliesRecord):
         print_families(result, console)
+    elif isinstance(result, PreflightRecord):
+        print_preflight(result, console)
+    elif isinstance(result, CostRecord):
+        print_cost(result, console)
     elif isinstance(result, ShardedRecord):
         print_sharded(result, console)
     else:
@@ -106,6 +120,10 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
         return write_kill_matrix(result, out_dir)
     if isinstance(result, FamiliesRecord):
         return write_families(result, out_dir)
+    if isinstance(result, PreflightRecord):
+        return write_preflight(result, out_dir)
+    if isinstance(result, CostRecord):
+        return write_cost(result, out_dir)
     if isinstance(result, ShardedRecord):
         return write_sharded(result, out_dir)
     return write_data_report(result, out_dir)

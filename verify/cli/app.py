@@ -19,11 +19,13 @@ import typer  # noqa: E402
 
 from verify.cli.calibrate import calibrate  # noqa: E402
 from verify.cli.check import check  # noqa: E402
+from verify.cli.cost import cost  # noqa: E402
 from verify.cli.data import data  # noqa: E402
 from verify.cli.families import families  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.out_folder import no_empty_folder, out_folder  # noqa: E402
+from verify.cli.preflight import preflight  # noqa: E402
 from verify.cli.report import report  # noqa: E402
 from verify.cli.sharded import sharded  # noqa: E402
 from verify.cli.simulate import simulate  # noqa: E402
@@ -41,6 +43,8 @@ app.command()(calibrate)
 app.command()(data)
 app.command()(simulate)
 app.command()(families)
+app.command()(preflight)
+app.command()(cost)
 app.command()(sharded)
 app.command()(report)
 
@@ -81,7 +85,7 @@ def _run(arguments: list[str]) -> int:
     with no_empty_folder(out_folder(arguments)):
         # Not standalone: typer would draw a box around what is wrong, over several lines.
         status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
-    if status == _INTERRUPTED and arguments[:1] != ["calibrate"]:  # which says itself what it keeps
+    if status == _INTERRUPTED and arguments[:1] not in (["calibrate"], ["cost"]):  # which says itself what it keeps
         _say("interrupted: nothing was written")
     return int(status or 0) if arguments else 2
 

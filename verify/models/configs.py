@@ -125,6 +125,18 @@ _TINY = NamedConfig(
     tie_word_embeddings=False,
     weight_std=0.2,
 )
+SMALL = NamedConfig(
+    vocab_size=2048,
+    hidden_size=256,
+    intermediate_size=768,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=64,
+    tie_word_embeddings=True,
+    weight_std=0.05,
+)
+"""Large enough that a step on a CPU is made of matrix products rather than of calls, and small enough for a laptop."""
 TINY_PREFIX = "tiny-"
 TINY_CONFIGS: Mapping[str, NamedConfig] = MappingProxyType(
     {
@@ -157,6 +169,7 @@ TINY_CONFIGS: Mapping[str, NamedConfig] = MappingProxyType(
 NAMED_CONFIGS: Mapping[str, NamedConfig] = MappingProxyType(
     {
         **TINY_CONFIGS,
+        "small": SMALL,
         "qwen3-0.6b": _published(1024, 28, 16, 8, 3072, True, 596_049_920),
         "qwen3-1.7b": _published(2048, 28, 16, 8, 6144, True, 1_720_574_976),
         "qwen3-4b": _published(2560, 36, 32, 8, 9728, True, 4_022_468_096),

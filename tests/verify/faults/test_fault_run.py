@@ -89,12 +89,12 @@ def test_faults_of_full_training_are_planted_in_a_step_that_trains_every_weight(
     assert {other.request.model.train for other in others} == {"lora"}
     assert (run.request.model.train, run.request.model.reference) == ("all", "separate-model")
     assert {mutation.trains for mutation in run.mutations.values()} == {("all",)}
-    assert not run.exact_pieces
-    names = ["head-without-gradient", "unused-tokens-have-gradient", "reference-shares-a-layer"]
+    assert {piece.mutation.name for piece in run.exact_pieces} == {"frozen-policy-drifts"}
+    names = ["head-without-gradient", "unused-tokens-have-gradient", "reference-shares-a-layer", "frozen-policy-drifts"]
     options = ["--quiet", "--dtype", "float32", "--cases-per-fault", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["faults", *options, *(part for name in names for part in ("--fault", name))])
     assert result.exit_code == 0, result.output
-    assert [m.outcome for m in read_kill_matrix(tmp_path).mutations] == ["killed"] * 3
+    assert [m.outcome for m in read_kill_matrix(tmp_path).mutations] == ["killed"] * 4
 
 
 def test_faults_of_images_alone_need_no_other_model() -> None:

@@ -1,0 +1,328 @@
+"""Records of measured cost: what contradicts itself is refused, and what is shown is what was measured."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from pydantic import ValidationError
+from rich.console import Console
+
+from reports import cost_html, cost_markdown, cost_overview, cost_picture
+from reports.cost_record import CostRecord, HeldOutRecord, WorkloadRecord
+from reports.cost_store import COST_FILES, cost_json, read_cost, write_cost
+from reports.cost_terminal import print_cost
+from reports.difference import compare
+from reports.record import Record
+from reports.results import read_result
+from reports.store import RecordError
+
+SECOND = 1_000_000_000
+HOSTILE = "<script>alert(1)</script> | `x` $x_1$ \x1b[31m \u65e5"
+
+
+def step(path: str, number: int, seconds: float, peak: int) -> dict[str, Any]:
+    return {
+        "phase": "measured",
+        "session": 0,
+        "round": number,
+        "place": 0,
+        "path": path,
+        "rank": 0,
+        "elapsed_ns": round(seconds * SECOND),
+        "cpu_ns": SECOND,
+        "graphs_compiled": 0,
+        "loss": 0.7,
+        "held_bytes": 100,
+        "peak_bytes": peak,
+        "reserved_bytes": None,
+        "host_peak_bytes": None,
+    }
+
+
+def figures(path: str, median: float, peak: int) -> dict[str, Any]:
+    return {
+        "path": path,
+        "num_steps": 3,
+        "median_s": median,
+        "lower_quartile_s": median,
+        "upper_quartile_s": median + 0.5,
+        "median_cpu_s": 1.0,
+        "peak_bytes": peak,
+        "step_bytes": peak - 100,
+        "reserved_bytes": None,
+        "host_peak_bytes": None,
+        "slots_per_s": 12_345.0,
+        "tokens_per_s": 10.0,
+        "pairs_per_s": 1.0,
+        "utilisation": 0.8,
+        "steps_compiled": 0,
+    }
+
+
+def workload(name: str = "balanced", **changes: Any) -> dict[str, Any]:
+    """Three rounds of padded (2 s, 400 bytes) and split (1 s, 300 bytes)."""
+    lengths = {"prompt": 8, "responses": [4, 6]}
+    batch = {
+        "rank": 0,
+        "groups": [lengths],
+        "slots": {"padded": 28, "split": 18},
+        "tokens": {"padded": 26, "split": 18},
+        "forward_flops": None,
+    }
+    ratio = {
+        "path": "split",
+        "over": "padded",
+        "time": {"value": 0.5, "low": 0.45, "high": 0.55},
+        "cpu_time": None,
+        "memory": 0.75,
+        "step_memory": 200 / 300,
+        "flops": 0.6,
+    }
+    return {
+        "name": name,
+        "seed": 0,
+        "source": "by hand",
+        "enters_comparison": True,
+        "num_rounds": 3,
+        "batches": [{"round": number, **batch} for number in range(3)],
+        "steps": [
+            step(*each)
+            for each in (
+                ("padded", 0, 2, 400),
+                ("padded", 1, 2, 380),
+                ("padded", 2, 5, 400),
+                ("split", 0, 1, 300),
+                ("split", 1, 1, 300),
+                ("split", 2, 1.5, 300),
+            )
+        ],
+        "held_out": [
+            {"when": "end", "path": "padded", "loss": 0.69, "margins": [0.5, -0.5, 0.0, 0.1]},
+            {"when": "end", "path": "split", "loss": 0.69, "margins": [0.5, -0.5, 0.1, -0.1]},
+        ],
+        "figures": [figures("padded", 2.0, 400), figures("split", 1.0, 300)],
+        "ratios": [ratio],
+        "best_unpacked_time": "padded",
+        "best_unpacked_memory": "padded",
+        **changes,
+    }
+
+
+@pytest.fixture
+def make(small_record: Record) -> Callable[..., CostRecord]:
+    """A record by hand, changed as given."""
+    gate = small_record
+
+    def call(**changes: Any) -> CostRecord:
+        paths = [
+            {
+                "name": name,
+                "role": role,
+                "how": "by hand",
+                "subject": name,
+                "state": "measured",
+                "reason": "",
+                "parity": None,
+            }
+            for name, role in (("padded", "unpacked"), ("split", "packed"))
+        ]
+        sparse = {
+            "name": "sparse",
+            "role": "packed",
+            "how": "by hand",
+            "subject": "flex",
+            "state": "NOT_APPLICABLE",
+            "reason": "no backward on cpu",
+            "parity": None,
+        }
+        recorded = {
+            "check": "5 steps",
+            "path": "sparse",
+            "over": "vanilla",
+            "recorded_time": 0.6395,
+            "recorded_memory": 0.6046,
+            "over_here": "padded",
+            "measured_time": None,
+            "measured_memory": None,
+            "why_not": "no backward on cpu",
+        }
+        return CostRecord.model_validate(
+            {
+                "tool_version": "0",
+                "created_utc": "2026",
+                "command": ["packparity", "cost"],
+                "environment": gate.environment.model_dump(),
+                "machine": {"cores": 2},
+                "model": gate.model.model_dump(),
+                "dtype": "float32",
+                "objective": {"name": "sigmoid"},
+                "optimizer": {"name": "AdamW"},
+                "preset": "mechanism",
+                "scale": "tiny",
+                "seeds": {"weights": 0},
+                "num_ranks": 1,
+                "pairs_per_rank": 1,
+                "sharding": {},
+                "memory_measure": "live-bytes",
+                "memory_meaning": "bytes",
+                "paths": [*paths, sparse],
+                "workloads": [workload()],
+                "recorded": [recorded],
+                "conditions": [{"what": "model", "recorded": "Qwen3-8B", "here": "tiny"}],
+                "data": {},
+                "procedure": ["as written"],
+                "not_measured": ["CUDA"],
+                "notes": [],
+                "total_s": 3.0,
+                **changes,
+            }
+        )
+
+    return call
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path, make: Callable[..., CostRecord]) -> None:
+    record = make()
+    written = write_cost(record, tmp_path)
+    assert tuple(path.name for path in written) == COST_FILES
+    assert read_cost(tmp_path) == read_result(tmp_path) == record
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"figures": [figures("padded", 2.5, 400), figures("split", 1.0, 300)]}, "has a median of 2.5 s, its steps 2"),
+        ({"steps": [step("padded", 0, 2, 400)]}, "3 steps of padded, but 1 of 3 rounds"),
+        ({"ratios": [{**workload()["ratios"][0], "memory": 0.7}]}, "split over padded is 0.7, the figures give 0.75"),
+        ({"ratios": [{**workload()["ratios"][0], "over": "dense"}]}, "of which one has no figures"),
+        ({"steps": [*workload()["steps"], step("split", 0, 1, 300)]}, "is recorded twice"),
+        ({"figures": [figures("padded", 2.0, 400)], "ratios": []}, "figures of other paths than those"),
+    ],
+)
+def test_a_workload_that_contradicts_its_steps_is_refused(
+    make: Callable[..., CostRecord], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        make(workloads=[workload(**changes)])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"elapsed_ns": 0}, {"elapsed_ns": -5}, {"cpu_ns": -1}, {"peak_bytes": 99}, {"loss": float("nan")}]
+)
+def test_a_step_that_no_clock_or_allocator_can_have_read_is_refused(changes: dict[str, Any]) -> None:
+    broken = {**step("split", 2, 1, 300), **changes}
+    with pytest.raises(ValidationError):
+        WorkloadRecord.model_validate(workload(steps=[*workload()["steps"][:-1], broken]))
+
+
+def test_a_path_is_measured_or_says_why_not(make: Callable[..., CostRecord]) -> None:
+    paths = [path.model_dump() for path in make().paths]
+    for changes in ({"reason": ""}, {"state": "measured"}):
+        with pytest.raises(ValidationError, match="path sparse is"):
+            make(paths=[*paths[:2], {**paths[2], **changes}])
+
+
+def test_a_tie_counts_as_one_half_and_against_a_decision() -> None:
+    padded, split = (HeldOutRecord.model_validate(held) for held in workload()["held_out"])
+    assert (padded.accuracy, padded.ties) == (2.5 / 4, 1)
+    assert split.accuracy == 2 / 4
+    assert padded.flips(split) == split.flips(padded) == 2
+    assert padded.mean_margin == pytest.approx(0.025)
+
+
+def test_the_headline_is_over_the_best_unpacked_path_and_says_unverified(make: Callable[..., CostRecord]) -> None:
+    (line,) = cost_overview.headline(make())
+    assert line == (
+        "split (unverified): over the best unpacked path; balanced: 0.500 [0.450, 0.550] of the time of padded, "
+        "0.750 of the memory of padded"
+    )
+    assert cost_overview.absent(make()) == ["sparse: NOT_APPLICABLE: no backward on cpu"]
+
+
+def test_a_cited_parity_result_is_shown_with_its_digest(make: Callable[..., CostRecord]) -> None:
+    cited = {
+        "record_sha256": "ab" * 32,
+        "created_utc": "2026",
+        "tool_version": "0",
+        "subject": "split",
+        "dtype": "float32",
+        "num_compared": 1234,
+        "cases": 5,
+    }
+    paths = [path.model_dump() for path in make().paths]
+    record = make(paths=[paths[0], {**paths[1], "parity": cited}, paths[2]])
+    assert "parity PASS cited" in cost_overview.headline(record)[0]
+    assert "PASS in float32, 1,234 values in 5 cases (2026, record abababababab)" in cost_markdown.render(record)
+
+
+def test_every_rendering_shows_medians_ratios_and_what_was_recorded(make: Callable[..., CostRecord]) -> None:
+    record = make()
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_cost(record, console)
+    for text in (cost_markdown.render(record), cost_html.render(record), console.export_text()):
+        plain = text.replace("\\", "")
+        for shown in ("0.500 [0.450, 0.550]", "0.6395", "no backward on cpu", "unverified", "2.00", "1.00"):
+            assert shown in plain or f"{float(shown.split()[0]):.3f}"[:5] in plain
+
+
+def test_text_from_a_run_is_shown_and_not_obeyed(make: Callable[..., CostRecord]) -> None:
+    record = make(workloads=[workload(name=HOSTILE, source=HOSTILE)], notes=[HOSTILE])
+    page, document = cost_html.render(record), cost_markdown.render(record)
+    assert "<script>" not in page
+    assert "<script>" not in document
+    assert "\x1b" not in page + document
+    for picture in (cost_picture.draw_ratios(record), cost_picture.draw_lengths(record)):
+        assert "<script>" not in picture
+
+
+def test_pictures_are_files_of_their_own_that_do_not_change(make: Callable[..., CostRecord]) -> None:
+    sweep = workload("length-64", enters_comparison=False)
+    record = make(workloads=[workload(), sweep])
+    for draw in (cost_picture.draw_ratios, cost_picture.draw_lengths):
+        picture = cost_picture.alone(draw(record))
+        assert picture == cost_picture.alone(draw(record))
+        ElementTree.fromstring(picture)
+        assert "var(--" not in picture
+        assert not re.search(r"\bnan\b", picture)
+    assert "FLOP bound" in cost_picture.draw_lengths(record)
+
+
+def test_a_workload_without_an_unpacked_path_is_still_shown(make: Callable[..., CostRecord]) -> None:
+    alone = workload(
+        steps=workload()["steps"][3:],
+        figures=workload()["figures"][1:],
+        ratios=[],
+        held_out=[],
+        best_unpacked_time=None,
+        best_unpacked_memory=None,
+    )
+    record = make(paths=[make().paths[1].model_dump()], workloads=[alone])
+    assert "no unpacked path was measured beside it" in cost_markdown.render(record)
+    assert cost_html.render(record)
+
+
+def test_two_records_are_compared_by_their_ratios(make: Callable[..., CostRecord]) -> None:
+    slower = workload(
+        steps=[*workload()["steps"][:3], *(step("split", number, 1.6, 300) for number in range(3))],
+        figures=[figures("padded", 2.0, 400), {**figures("split", 1.6, 300), "upper_quartile_s": 2.0}],
+        ratios=[{**workload()["ratios"][0], "time": {"value": 0.8, "low": 0.7, "high": 0.9}}],
+    )
+    difference = compare(make(), make(workloads=[slower]))
+    assert [pair.what for pair in difference.moved] == ["balanced, split: time"]
+
+
+def test_what_is_no_record_of_cost_is_refused(tmp_path: Path, make: Callable[..., CostRecord]) -> None:
+    with pytest.raises(RecordError, match=r"holds no cost\.json"):
+        read_cost(tmp_path)
+    content = json.loads(cost_json(make()))
+    for changes, message in (({"schema_version": 9}, "of schema_version 9"), ({"extra": 1}, "extra: unknown field")):
+        (tmp_path / "cost.json").write_text(json.dumps({**content, **changes}))
+        with pytest.raises(RecordError, match=message):
+            read_cost(tmp_path)
