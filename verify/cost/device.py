@@ -64,12 +64,10 @@ def num_compiled() -> int:
 
 def peak_resident() -> int | None:
     """The most resident memory of this process since its peak was reset; None where the system does not say."""
-    return _of_status("VmHWM")
-
-
-def resident() -> int | None:
-    """Resident memory of this process now; None where the system does not say."""
-    return _of_status("VmRSS")
+    with suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+    return None
 
 
 def reset_peak_resident() -> bool:
@@ -91,13 +89,4 @@ def load() -> float | None:
     """Processes that wanted a core, the mean over the last minute; None where nobody counts them."""
     with suppress(AttributeError, OSError):
         return os.getloadavg()[0]
-    return None
-
-
-def _of_status(field: str) -> int | None:
-    with suppress(OSError):
-        found = re.search(
-            rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE
-        )
-        return int(found[1]) * 1024 if found else None
     return None
