@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,9 +58,8 @@ class Device:
 
 def num_compiled() -> int:
     """Graphs that torch has compiled so far: a step in which the number grows has compiled, and is no ordinary one."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
+    loaded = sys.modules.get("torch._dynamo.utils")  # which nothing has loaded where nothing was compiled
+    return 0 if loaded is None else int(loaded.counters["stats"]["unique_graphs"])
 
 
 def peak_resident() -> int | None:
