@@ -13,7 +13,7 @@ from verify.frozen_policy import SeparateModel
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.objective import Objective, Preference
-from verify.observation import Observation, lora_tensor_name, observe
+from verify.observation import Observation, observe, trained_name
 from verify.subjects.oracle import apply_objective, observe_oracle, unknown_to_oracle
 from verify.subjects.pairwise import WITNESS
 
@@ -90,7 +90,7 @@ class Expectation:
         return replace(objective, reference=SeparateModel(self._wide_other[1]))
 
     def _check_every_tensor_learns(self, observation: Observation) -> None:
-        trained = [lora_tensor_name(name) for name, p in self._wide.named_parameters() if p.requires_grad]
+        trained = [trained_name(name) for name, p in self._wide.named_parameters() if p.requires_grad]
         if idle := [name for name in trained if name not in (observation.gradients or {})]:
             model_type = self._wide.config.model_type
             raise UnfitModelError(

@@ -30,6 +30,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCABULARY = 61
@@ -50,6 +52,7 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "qwen3-classifier": (Qwen3Config, Qwen3ForSequenceClassification),
     "llama-classifier": (LlamaConfig, LlamaForSequenceClassification),
     "mistral-classifier": (MistralConfig, MistralForSequenceClassification),
@@ -122,7 +125,7 @@ def unpacked_logps() -> Callable[..., list[Tensor]]:
 
 
 @pytest.fixture
-def lora_gradients() -> Callable[..., dict[str, Tensor]]:
+def trained_gradients() -> Callable[..., dict[str, Tensor]]:
     """Gradient of a sum that weighs every completion token differently, so that no two errors cancel by symmetry."""
 
     def run(model: nn.Module, logps: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ def test_log_probs_are_those_of_each_sequence_alone(
 def test_gradients_are_those_of_each_sequence_alone(
     tiny_model: Build,
     unpacked_logps: Unpacked,
-    lora_gradients: Gradients,
+    trained_gradients: Gradients,
     groups_of_depth: Callable[[int], list[Any]],
     backend: str,
     layout: str,
@@ -103,8 +103,8 @@ def test_gradients_are_those_of_each_sequence_alone(
 ) -> None:
     """A shared slot gathers the gradients of all completions that hold it."""
     model, groups = tiny_model(dtype), groups_of_depth(4)
-    actual = lora_gradients(model, per_token_logps(model, groups, backend=backend, layout=layout, rows=ROWS))
-    expected = lora_gradients(model, unpacked_logps(model, groups))
+    actual = trained_gradients(model, per_token_logps(model, groups, backend=backend, layout=layout, rows=ROWS))
+    expected = trained_gradients(model, unpacked_logps(model, groups))
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient.norm() > 0

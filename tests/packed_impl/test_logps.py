@@ -20,15 +20,15 @@ Build = Callable[..., nn.Module]
 
 @pytest.mark.parametrize("chunk", [1, 3, 12, 13])
 def test_chunks_change_nothing(
-    tiny_model: Build, pair_and_group: list[Any], lora_gradients: Callable[..., dict[str, Tensor]], chunk: int
+    tiny_model: Build, pair_and_group: list[Any], trained_gradients: Callable[..., dict[str, Tensor]], chunk: int
 ) -> None:
     model = tiny_model(torch.float64)
     whole = per_token_logps(model, pair_and_group, backend="split", logit_chunk=10**6)
     chunked = per_token_logps(model, pair_and_group, backend="split", logit_chunk=chunk)
     torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-12)
-    expected = lora_gradients(model, whole)
+    expected = trained_gradients(model, whole)
     assert any("lm_head" in name for name in expected)
-    torch.testing.assert_close(lora_gradients(model, chunked), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(trained_gradients(model, chunked), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("chunk", [4, 1000])

@@ -51,7 +51,7 @@ def worst_gradient(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> fl
 def test_log_probs_and_gradients_are_those_of_the_unpacked_model(
     tiny_model: Build,
     unpacked_logps: Unpacked,
-    lora_gradients: Gradients,
+    trained_gradients: Gradients,
     pair_and_group: list[Any],
     backend: str,
     layout: str,
@@ -63,8 +63,8 @@ def test_log_probs_and_gradients_are_those_of_the_unpacked_model(
     expected = unpacked_logps(model, pair_and_group)
     assert all(logps.dtype == dtype for logps in actual)
     assert worst(actual, expected) < LOGP_TOLERANCE[dtype]
-    gradients = lora_gradients(model, actual)
-    assert worst_gradient(gradients, lora_gradients(model, expected)) < GRADIENT_TOLERANCE[dtype]
+    gradients = trained_gradients(model, actual)
+    assert worst_gradient(gradients, trained_gradients(model, expected)) < GRADIENT_TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -208,7 +208,7 @@ def test_groups_in_one_row_do_not_see_each_other(tiny_model: Build, backend: str
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("backend", WITH_GRADIENTS)
 def test_the_dpo_loss_is_that_of_the_unpacked_model(
-    tiny_model: Build, unpacked_logps: Unpacked, lora_gradients: Gradients, backend: str, rows: str
+    tiny_model: Build, unpacked_logps: Unpacked, trained_gradients: Gradients, backend: str, rows: str
 ) -> None:
     model = tiny_model(torch.float64)
     pairs = [
@@ -307,13 +307,13 @@ def test_gradient_checkpointing_is_refused_where_it_would_recompute_another_atte
 def test_gradient_checkpointing_works_within_an_outer_context(
     checkpointed: nn.Module,
     unpacked_logps: Unpacked,
-    lora_gradients: Gradients,
+    trained_gradients: Gradients,
     pair_and_group: list[Any],
     backend: str,
 ) -> None:
     with attention_implementation(checkpointed, backend):
-        actual = lora_gradients(checkpointed, per_token_logps(checkpointed, pair_and_group, backend=backend))
-    expected = lora_gradients(checkpointed, unpacked_logps(checkpointed, pair_and_group))
+        actual = trained_gradients(checkpointed, per_token_logps(checkpointed, pair_and_group, backend=backend))
+    expected = trained_gradients(checkpointed, unpacked_logps(checkpointed, pair_and_group))
     assert worst_gradient(actual, expected) < GRADIENT_TOLERANCE[torch.float64]
 
 

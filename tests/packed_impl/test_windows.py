@@ -58,7 +58,7 @@ def worst(actual: list[Tensor], expected: list[Tensor]) -> float:
 def test_log_probs_and_gradients_are_those_of_the_unpacked_model(
     tiny_model: Build,
     unpacked_logps: Unpacked,
-    lora_gradients: Gradients,
+    trained_gradients: Gradients,
     groups: list[Any],
     model_name: str,
     backend: str,
@@ -69,7 +69,7 @@ def test_log_probs_and_gradients_are_those_of_the_unpacked_model(
     actual = per_token_logps(model, groups, backend=backend, layout=layout, rows=rows)
     expected = unpacked_logps(model, groups)
     assert worst(actual, expected) < LOGP_TOLERANCE
-    ours, theirs = lora_gradients(model, actual), lora_gradients(model, expected)
+    ours, theirs = trained_gradients(model, actual), trained_gradients(model, expected)
     assert all(theirs[name].norm() > 0 for name in theirs)
     assert (
         max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in theirs) < GRADIENT_TOLERANCE

@@ -18,11 +18,11 @@ from verify.models.request import ModelUnderTest
 from verify.objective import Preference
 from verify.observation import (
     Observation,
-    lora_tensor_name,
     observe,
     pair_margins,
     supervised_logps,
     to_float64,
+    trained_name,
 )
 from verify.subject import Subject, SubjectError
 from verify.subjects.oracle import apply_objective, observe_oracle
@@ -268,7 +268,7 @@ def test_only_supervised_tokens_are_observed() -> None:
     ],
 )
 def test_a_lora_tensor_is_named_without_pefts_wrapping(name: str, plain: str) -> None:
-    assert lora_tensor_name(name) == plain
+    assert trained_name(name) == plain
 
 
 def test_conversion_to_float64_is_exact_and_a_copy() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from verify.checks.bench import Bench, Groups
 from verify.checks.shares import shares
 from verify.objective import Objective, Preference
-from verify.observation import lora_tensor_name, reference_logps, to_float64
+from verify.observation import reference_logps, to_float64, trained_name
 from verify.subject import SubjectError, backward_done, check_logps, check_loss, owns_loss
 from verify.subjects.oracle import apply_objective
 
@@ -78,7 +78,7 @@ def _backward(bench: Bench, loss: Tensor) -> None:
 def _set_aside(model: Any, share: float, held: dict[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.grad is not None:
-            key, gradient = lora_tensor_name(name), share * to_float64(parameter.grad)
+            key, gradient = trained_name(name), share * to_float64(parameter.grad)
             held[key] = held[key] + gradient if key in held else gradient
             parameter.grad = None
 

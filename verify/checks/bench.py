@@ -17,7 +17,7 @@ from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
 from verify.objective import REWARD_MODEL, Objective, Preference, RewardModel, RunObjective, Sft, objective_named
-from verify.observation import lora_gradients, supervised_logps, to_float64
+from verify.observation import supervised_logps, to_float64, trained_gradients
 from verify.subject import (
     Subject,
     SubjectError,
@@ -173,7 +173,7 @@ class Bench:
             done = backward_done(output, name)
             of_tensors = None
             if gradients:
-                of_tensors = self.call(lambda: lora_gradients(loss, self.model, done=done), seeded=False)
+                of_tensors = self.call(lambda: trained_gradients(loss, self.model, done=done), seeded=False)
         if gradients or done:
             self.drop_gradients()
         given = [

@@ -20,7 +20,7 @@ from verify.checks.lora_weights import Weights, read_weights, weights_kept
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.objective import Objective
-from verify.observation import lora_tensor_name
+from verify.observation import trained_name
 from verify.tolerance import Policy
 
 OptimizerName = Literal["AdamW", "SGD"]
@@ -112,7 +112,7 @@ def measure_trajectory(
     steps = []
     batches = batches_of(case, other_token)
     with weights_kept(model):
-        trained = {lora_tensor_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+        trained = {trained_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         stepper = _optimizer(optimizer, list(trained.values()))
         for number, micro_batches in enumerate(batches):
             yardstick = measure_gradients(

@@ -24,7 +24,7 @@ from verify.diagnosis.tokens import path_numbers, sequences
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.objective import Objective
-from verify.observation import ApplyObjective, lora_tensor_name
+from verify.observation import ApplyObjective, trained_name
 from verify.subject import Subject
 
 _IN_SPAN = 0.05
@@ -166,7 +166,7 @@ def gradient_basis(
     units = [weight[of_completion[0]] for weight, of_completion in zip(by_token, places, strict=True)]
     num_rows = sum(len(part) for part in rows)
     basis = Basis(
-        names=tuple(lora_tensor_name(name) for name, _ in trained),
+        names=tuple(trained_name(name) for name, _ in trained),
         sizes=tuple(p.numel() for _, p in trained),
         rows=torch.cat(rows),
         weights=torch.zeros(num_rows, dtype=torch.float64),

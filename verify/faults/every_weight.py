@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cases import CASE_KINDS
+from verify.cases import CASE_KINDS, Case
 from verify.faults.activations import prompt_slots, shares_of_branches
-from verify.faults.conditions import BRANCH_OF_TWO
+from verify.faults.conditions import BRANCH_OF_TWO, Condition
 from verify.faults.fault import PREFERENCES, Fault
 from verify.faults.gradients import with_gradient
 from verify.faults.rows import Rows
@@ -27,6 +27,14 @@ _LOOK_UP = ".embed_tokens.weight"
 _HEAD = "lm_head.weight"
 _TRACE = 1e-9
 _NORMS = "norm.weight"
+_FIRST_LAYER = ".layers.0."
+
+
+def _runs_frozen_policy(case: Case) -> bool:
+    return case.reference != "cached"
+
+
+RUNS_FROZEN_POLICY = Condition("the step runs the frozen policy", _runs_frozen_policy)
 
 
 def look_up_detached(honest: Gradients, name: str, parameter: Tensor, rows: Rows) -> Tensor:
@@ -88,6 +96,15 @@ def shares_tensors(parts: tuple[str, ...], honest: Reference, model: Any, forwar
     }
     # The honest pass of another model takes tensors that stand for its own.
     return honest(model, forward, rows, shared)  # type: ignore[call-arg]
+
+
+def drifts(honest: Reference, model: Any, forward: Forward, rows: Rows, *, kept: dict[str, Tensor]) -> Tensor:
+    """As soon as the policy has moved, a layer of the frozen policy is that of the policy."""
+    now = {name: p.detach() for name, p in model.named_parameters() if _FIRST_LAYER in name}
+    before = {name: kept.setdefault(name, weight.clone()) for name, weight in now.items()}
+    if all(torch.equal(before[name], weight) for name, weight in now.items()):
+        return honest(model, forward, rows)
+    return shares_tensors((_FIRST_LAYER,), honest, model, forward, rows)
 
 
 _FORWARD = "forward quantities"
@@ -160,6 +177,7 @@ FAULTS = (
         replacement=partial(shares_tensors, ("embed_tokens", "lm_head")),
         what="The frozen policy has embedding and head of the policy, with which they move.",
         kinds=PREFERENCES,
+        bites_where=RUNS_FROZEN_POLICY,
         trains=("all",),
         signature="policy exact, all reference log-probs off",
         invisible_where="the first step of a training that starts from the frozen policy",
@@ -167,11 +185,25 @@ FAULTS = (
     Fault(
         name="reference-shares-a-layer",
         stage="reference",
-        replacement=partial(shares_tensors, (".layers.0.",)),
+        replacement=partial(shares_tensors, (_FIRST_LAYER,)),
         what="A shallow copy: the first layer of the frozen policy is that of the policy.",
         kinds=PREFERENCES,
+        bites_where=RUNS_FROZEN_POLICY,
         trains=("all",),
         signature="policy exact, all reference log-probs off",
         invisible_where="the first step of a training that starts from the frozen policy",
+    ),
+    Fault(
+        name="frozen-policy-drifts",
+        stage="reference",
+        replacement=drifts,
+        remembers=True,
+        what="From the first optimizer step on the first layer of the frozen policy is that of the policy.",
+        kinds=PREFERENCES,
+        bites_where=RUNS_FROZEN_POLICY,
+        trains=("all",),
+        signature="exact at the first weights; later rewards and coefficients are off. Caught by optimizer-steps only",
+        invisible_where="everything, as long as no weight moves",
+        must_kill=("optimizer-steps",),
     ),
 )

@@ -148,7 +148,7 @@ class ExactFaultWork:
             EXACT_CHECKS if of_run else checks,
             model.holder,
             dtype=self._dtype,
-            objective=_comparing(name, request.objective),
+            objective=model.holder.with_reference(_comparing(name, request.objective)),
             policy=request.policy,
             seed=request.seed,
         )

@@ -14,9 +14,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from verify.models.advice import without_advice
 from verify.models.random_weights import freeze, implementations
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+"""The number of a layer in the name of its weights; families of GPT-2's kind write "h.0"."""
 
 
 class CheckpointError(ValueError):
@@ -48,7 +50,7 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
     if getattr(of_text, "layer_types", None):
         of_text.layer_types = of_text.layer_types[:depth]
     try:
-        with no_init_weights():
+        with no_init_weights(), without_advice():
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, trust_remote_code=False, **implementations(config)
             )
@@ -78,7 +80,12 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder, those of its index where it has one.
+
+    Raises:
+        CheckpointError: There is none, one that the index names is not there, or the index is not one.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -100,7 +107,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read_tensors(folder: Path) -> Iterable[tuple[str, Tensor]]:
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - a safe_open handle is not a mapping

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from verify.families.names import select_families
 from verify.families.tiny_config import tiny_config
+from verify.models.advice import without_advice
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX
 from verify.models.lora import rounded_normal
 from verify.models.random_weights import freeze, implementations
@@ -83,7 +84,8 @@ def build_family(family: str, *, dtype: torch.dtype, seed: int) -> Any:
     config = family_config(family)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # for what is initialised at random and not drawn anew below
-        model = auto_class(config).from_config(config, dtype=dtype, **implementations(config))
+        with without_advice():
+            model = auto_class(config).from_config(config, dtype=dtype, **implementations(config))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -131,5 +133,5 @@ def num_parameters(config: PreTrainedConfig, num_layers: int | None) -> int:
 
 
 def _without_weights(config: PreTrainedConfig) -> Any:
-    with torch.device("meta"):
+    with torch.device("meta"), without_advice():
         return auto_class(config).from_config(config, **implementations(config))

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verify.observation import lora_tensor_name, to_float64
+from verify.observation import to_float64, trained_name
 from verify.sharded.finding import Difference
 from verify.sharded.observe import all_gathered, no_gradients_left, seeded
 from verify.sharded.rank_work import SubjectOnRank
@@ -122,7 +122,7 @@ def _gradients(on_rank: SubjectOnRank, places: Sequence[int], of_batch: int, wor
     with no_gradients_left(on_rank.model), torch.enable_grad():
         (on_rank.loss_of(places, places) * share).backward()  # type: ignore[no-untyped-call]
         return {
-            lora_tensor_name(name): to_float64(parameter.grad)
+            trained_name(name): to_float64(parameter.grad)
             for name, parameter in on_rank.model.named_parameters()
             if parameter.requires_grad and parameter.grad is not None
         }
@@ -133,7 +133,7 @@ def _over_ranks(on_rank: SubjectOnRank, gradients: Mapping[str, Tensor]) -> dict
     summed = {}
     for name, parameter in on_rank.model.named_parameters():
         if parameter.requires_grad:
-            key = lora_tensor_name(name)
+            key = trained_name(name)
             own = gradients[key].clone() if key in gradients else torch.zeros(parameter.shape, dtype=torch.float64)
             summed[key] = torch.stack(all_gathered(own)).sum(0)
     return summed

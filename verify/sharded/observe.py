@@ -14,7 +14,7 @@ from torch import Tensor
 from verify.comparison import StructureError
 from verify.model_state import seed_torch
 from verify.objective import Sft
-from verify.observation import Observation, lora_tensor_name, pair_margins, to_float64
+from verify.observation import Observation, pair_margins, to_float64, trained_name
 from verify.sharded.rank_work import SeenGroup, SubjectOnRank
 from verify.subjects.sharded import ShardedStages, accumulate, full_gradients
 
@@ -91,7 +91,7 @@ def run_sharded(on_rank: SubjectOnRank, *, micro_size: int, stages: ShardedStage
 def gathered_gradients(model: Any) -> dict[str, Tensor]:
     """Whole gradients of a sharded model, float64 on the CPU, by the names of the gate. A collective."""
     return {
-        lora_tensor_name(name): to_float64(gradient)
+        trained_name(name): to_float64(gradient)
         for name, gradient in full_gradients(model).items()
         if gradient is not None
     }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.observation import lora_tensor_name
+from verify.observation import trained_name
 from verify.sharded.bench import Bench
 from verify.sharded.finding import Difference
 from verify.sharded.local_gradients import sum_differences, summed_gradients
@@ -90,7 +90,7 @@ def _moves(
 def _gathered_weights(model: Any) -> dict[str, Tensor]:
     """Whole trained tensors of a sharded model, by the names of the gate. A collective."""
     return {
-        lora_tensor_name(name): whole(parameter.detach())
+        trained_name(name): whole(parameter.detach())
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
@@ -100,7 +100,7 @@ def _write(model: Any, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(weights[lora_tensor_name(name)])
+                parameter.copy_(weights[trained_name(name)])
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma3Config
 
 from verify.models.checkpoint import CheckpointError, load_checkpoint
 from verify.models.configs import TINY_CONFIGS, named_config
+from verify.models.family import build_family
 from verify.models.random_weights import build_random
 from verify.models.request import ModelRequest, build_model, vocabulary_size
 
@@ -150,6 +151,18 @@ def test_a_cut_keeps_the_first_layers_and_the_rest(saved: Path, original: Any) -
     found = dict(model.named_parameters())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_layers_that_are_called_h_are_cut_as_well(tmp_path: Path) -> None:
+    whole = build_family("gpt2", dtype=torch.float32, seed=0)
+    whole.save_pretrained(tmp_path)
+    depth = whole.config.num_hidden_layers
+    assert depth > 1
+    model, published = load_checkpoint(tmp_path, num_layers=1, dtype=torch.float32)
+    assert (model.config.num_hidden_layers, published) == (1, depth)
+    kept = dict(model.named_parameters())
+    assert not any(".h.1." in name for name in kept)
+    assert all(torch.equal(kept[name], p) for name, p in whole.named_parameters() if name in kept)
 
 
 @pytest.mark.parametrize("layers", [0, 3])

@@ -9,7 +9,7 @@ from verify.models.configs import TINY_CONFIGS
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, build_model, build_reward_model
 from verify.models.reward_model import with_score_head
-from verify.observation import lora_tensor_name
+from verify.observation import trained_name
 
 LORA = LoraSpec(strength=0.3)
 
@@ -32,7 +32,7 @@ def test_the_head_is_seeded_trained_and_exact_in_bfloat16() -> None:
     weights = {key: model.get_base_model().score.weight.detach().double() for key, model in heads.items()}
     assert torch.equal(weights[0, "float64"], weights[0, "bfloat16"])
     assert not torch.equal(weights[0, "float64"], weights[1, "float64"])
-    trained = [lora_tensor_name(n) for n, p in heads[0, "float64"].named_parameters() if p.requires_grad]
+    trained = [trained_name(n) for n, p in heads[0, "float64"].named_parameters() if p.requires_grad]
     assert "score.weight" in trained
     assert all(".lora_" in name for name in trained if name != "score.weight")
 

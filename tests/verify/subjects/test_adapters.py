@@ -12,7 +12,7 @@ from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelUnderTest
 from verify.objective import Preference
-from verify.observation import lora_tensor_name
+from verify.observation import trained_name
 from verify.subject import support_for
 from verify.subjects.oracle import apply_objective, observe_oracle, read_tensors
 from verify.subjects.packed import PACKED_SUBJECTS, PackedSubject
@@ -41,7 +41,7 @@ def test_oracle_and_runner_name_the_lora_tensors_alike(tiny: Tiny, short_case: C
     model = tiny("float32").model
     expected = observe_oracle(model, short_case.groups, Preference()).gradients
     assert expected is not None
-    assert set(expected) == {lora_tensor_name(name) for name, p in model.named_parameters() if p.requires_grad}
+    assert set(expected) == {trained_name(name) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def test_the_oracle_runs_none_of_the_models_code(tiny: Tiny, short_case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_gradients_of_the_wrong_size_fail() -> None:
 def test_backward_done_without_gradients_is_an_error() -> None:
     for verdict, reason in verdicts(Changed(scale=None), "groupdpo-softmax"):
         assert verdict is Verdict.ERROR
-        assert "backward_done is True, but no LoRA tensor has a gradient" in reason
+        assert "backward_done is True, but nothing that is trained has a gradient" in reason
 
 
 @dataclass(frozen=True)
