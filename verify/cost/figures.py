@@ -166,13 +166,13 @@ def _ratio(
     batches: Sequence[BatchRecord],
     seed: int,
 ) -> RatioRecord:
-    wall, cpu = ([of(steps[each.path]) for each in (above, below)] for of in (_wall, _cpu))
+    cpu_above, cpu_below = _cpu(steps[above.path]), _cpu(steps[below.path])
     flops = [[batch.forward_flops[each.path] for batch in batches if batch.forward_flops] for each in (above, below)]
     return RatioRecord(
         path=above.path,
         over=below.path,
-        time=_interval(*wall, seed),
-        cpu_time=_interval(*cpu, seed) if min(map(min, cpu)) > 0 else None,
+        time=_interval(_wall(steps[above.path]), _wall(steps[below.path]), seed),
+        cpu_time=_interval(cpu_above, cpu_below, seed) if min(*cpu_above, *cpu_below) > 0 else None,
         memory=_over(above.peak_bytes, below.peak_bytes),
         step_memory=_over(above.step_bytes, below.step_bytes),
         flops=sum(flops[0]) / sum(flops[1]) if flops[0] else None,
