@@ -1,4 +1,6 @@
-"""FLOPs of a step by formula, term by term, as ``FlopCounterMode`` counts them. Status: derived, held against the trace.
+"""FLOPs of a step by formula, term by term, as ``FlopCounterMode`` counts them.
+
+Status: derived, held against the trace.
 
 A forward pass of T slots through L layers, with W the entries of a layer's linear weights, N heads of H, D hidden, V
 vocabulary, C completion tokens, and as many cells as kernel calls have pairs of a query and a key:
