@@ -23,6 +23,9 @@ from reports.overview import FAMILIES, summary_rows
 from reports.preflight_record import PreflightFinding, PreflightRecord
 from reports.record import Record
 from reports.results import Result
+from reports.sharded_overview import outcomes as sharded_outcomes
+from reports.sharded_overview import worst_ratios
+from reports.sharded_record import ShardedRecord
 from reports.store import RecordError
 from reports.words import NONE, count, plural, setting
 
@@ -46,6 +49,9 @@ _COST_SETTINGS = (
 )  # fmt: skip
 _FAMILIES_SETTINGS = ("tool_version", "environment", "seed", "seconds_per_family", "ways")
 _FORECAST_SETTINGS = ("tool_version", "environment", "step", "device", "assumptions")
+_SHARDED_SETTINGS = (
+    "tool_version", "environment", "world_size", "backend", "model", "precisions", "scenarios", "policy", "seeds",
+)  # fmt: skip
 _PREFLIGHT_SETTINGS = ("tool_version", "environment", "request", "world_size", "ranks", "required")
 _SIMULATION_SETTINGS = ("groups_sampled", "seed", "num_ranks", "groups_per_rank", "row_limit")
 _WHAT_RATIOS: dict[type, tuple[str, float]] = {
@@ -61,6 +67,7 @@ _FLAT_SETTINGS: dict[type, tuple[str, ...]] = {
     CostRecord: _COST_SETTINGS,
     PreflightRecord: _PREFLIGHT_SETTINGS,
     ForecastRecord: _FORECAST_SETTINGS,
+    ShardedRecord: _SHARDED_SETTINGS,
 }
 _NO_SETTINGS = ("rationale", "what", "why_harmless", "notes", "violations")
 """Fields that explain a setting: a change of words is none of the setting."""
@@ -165,6 +172,9 @@ def compare(before: Result, after: Result) -> Difference:
         verdicts, ratios = (_decisions(before), _decisions(after)), (_measures(before), _measures(after))
     elif isinstance(before, CostRecord) and isinstance(after, CostRecord):
         verdicts, ratios = (_paths(before), _paths(after)), (_costs(before), _costs(after))
+    elif isinstance(before, ShardedRecord) and isinstance(after, ShardedRecord):
+        verdicts = (sharded_outcomes(before), sharded_outcomes(after))
+        ratios = (worst_ratios(before), worst_ratios(after))
     else:
         raise RecordError(f"a {_kind(before)} and a {_kind(after)} cannot be compared: give two results of one command")
     settings = (dict(_settings(before)), dict(_settings(after)))
@@ -203,6 +213,8 @@ def _kind(result: Result) -> str:
         return "preflight"
     if isinstance(result, CostRecord):
         return "record of packparity cost"
+    if isinstance(result, ShardedRecord):
+        return "record of packparity sharded"
     return "record of packparity check" if isinstance(result, Record) else "kill matrix of packparity faults"
 
 
@@ -233,7 +245,7 @@ def _settings(result: Result) -> Iterator[tuple[str, str]]:
     if isinstance(result, DataReport):
         yield from _settings_of_data(result)
         return
-    if isinstance(result, FamiliesRecord | CostRecord | PreflightRecord | ForecastRecord):
+    if isinstance(result, FamiliesRecord | CostRecord | PreflightRecord | ForecastRecord | ShardedRecord):
         for name in _FLAT_SETTINGS[type(result)]:
             yield from _flat(name, result.model_dump(include={name})[name])
         return

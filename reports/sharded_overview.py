@@ -67,6 +67,23 @@ def _worst(results: Sequence[ParityRecord], against: Against) -> str:
     return number(max(ratios)) if ratios else ""
 
 
+def outcomes(record: ShardedRecord) -> dict[str, str]:
+    """Every verdict of a run, by what it is about."""
+    parity = {f"{r.subject}, {r.precision}, {r.scenario}": r.verdict for r in record.parity}
+    checks = {f"{c.check}, {c.precision}": c.verdict for c in record.checks}
+    planted = {f"planted {p.fault}, {p.precision}": "caught" if p.caught_by else "not caught" for p in record.planted}
+    harmless = {f"harmless {h.change}, {h.precision}": "flagged" if h.flagged_by else "passed" for h in record.harmless}
+    return {"the run": str(record.verdict)} | {**parity, **checks, **planted, **harmless}
+
+
+def worst_ratios(record: ShardedRecord) -> dict[str, float]:
+    """The worst measured / budget of each subject in each scenario, and measured / allowed of each check."""
+    parity = {
+        f"{r.subject}, {r.precision}, {r.scenario}": r.worst_ratio for r in record.parity if r.worst_ratio is not None
+    }
+    return parity | {f"{c.check}, {c.precision}": c.ratio for c in record.checks}
+
+
 def not_applicable(record: ShardedRecord) -> list[str]:
     """Who was not run where, once for each reason."""
     found: dict[tuple[str, str], list[str]] = {}

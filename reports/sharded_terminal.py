@@ -50,7 +50,7 @@ def print_sharded(record: ShardedRecord, console: Console) -> None:
 def _subjects(record: ShardedRecord) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("parity", "precision", "verdict", "passed", *(f"to {against}" for against in AGAINST)):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "verdict")
     for row in subject_rows(record):
         verdict = Text(row.verdict, style=_STYLES[row.verdict])
         passed = f"{row.passed} of {row.judged}" if row.judged else ""

@@ -180,7 +180,9 @@ def parse_json(path: Path) -> dict[str, object]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}; name a {RECORD_FILE}") from error
+        raise RecordError(
+            f"cannot read {path}: {error.strerror}; name a result, or the folder that holds one"
+        ) from error
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: not UTF-8 text (byte {error.start}); a {RECORD_FILE} is needed") from error
     try:

@@ -15,7 +15,8 @@ from verify.cli.imports import HELP_JOBS, heavy_imports
 
 _HELP_MODEL = (
     "tiny, tiny-qwen2, -llama, -mistral, -qwen3-moe; qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b, llama-3.2-1b (published "
-    "config, seeded weights); tiny-TYPE (a model type of transformers); a checkpoint folder; or a JSON file of a shape."
+    "config, seeded weights); small (2 layers, hidden 256); tiny-TYPE (a model type of transformers); a checkpoint "
+    "folder; or a JSON file of a shape."
 )
 _HELP_SUBJECT = "A built-in subject, package.module:Class, file.py:Class or fault:NAME. May be given several times."
 
@@ -76,7 +77,7 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Compare packed DPO with unpacked DPO: log-probs, losses, rewards and LoRA gradients.
+    """Compare packed with unpacked preference training: log-probs, losses, rewards and every gradient.
 
     Without options: a tiny Qwen3 with sharp weights, all packed subjects, no download, no GPU.
     """

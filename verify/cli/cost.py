@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _HELP_PATHS = (
     "Some of padded, unpadded, padding-free (nothing shared), dense, sparse, split (packed), with commas; all."
 )
-_HELP_PRESET = "One of the note's plans: mechanism, response-long, ultrafeedback, headline."
+_HELP_PRESET = (
+    "Workloads and options of a recorded run: mechanism, response-long, ultrafeedback, headline (docs/cost.md)."
+)
 _HELP_SCALE = "full (qwen3-8b on two GB10 nodes) or tiny (a laptop); goes with --preset."
 _HELP_MODEL = "Model, named as in check; small (2 layers, hidden 256) unless a preset says otherwise."
 _HELP_PARITY = "Folder or record.json of packparity check on the same model, versions, dtype and subjects."
