@@ -113,7 +113,7 @@ def check_memory(
     (count, trained), models = _num_weights(request), 2 if request.has_other_model else 1
     widest, dtype = max((dtype_of_weights(dtype).itemsize, dtype) for dtype in dtypes)
     needed, what, fewer = models * count * widest, f"its {models * count:,} weights", "fewer layers (--layers)"
-    if held_in_float64:
+    if held_in_float64 and torch.device(request.device).type == "cpu":  # the copy lies where the model does
         needed += models * count * torch.float64.itemsize
         what = f"{what}, and again in float64 for its own unpacked path,"
     if trains_all:
