@@ -98,6 +98,26 @@ def backend_named(name: str) -> Backend:
     return _TABLE[name]
 
 
+def attention_function(backend: str) -> AttentionFunction:
+    """The function that a layer calls under a backend; of dense-sdpa that of transformers.
+
+    Args:
+        backend: One of ``BACKENDS``, but for dense-eager, whose function each model has for itself.
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: An unknown backend, or dense-eager.
+    """
+    chosen = backend_named(backend)
+    function = chosen.function or AttentionInterface._global_mapping.get(chosen.implementation)
+    if function is None:
+        raise ValueError(f"backend {backend!r} has no function of its own: each model computes it with its own code")
+    found: AttentionFunction = function
+    return found
+
+
 def gradient_support(backend: str, device_type: str) -> tuple[bool, str]:
     """Whether gradients flow through a backend on a kind of device.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from packed_impl.attention import attention_implementation, backend_named
 from packed_impl.forward import check_gradients, layout_logps
 from packed_impl.groups import check_negatives, group_sizes
-from packed_impl.layout import Group, pack
+from packed_impl.layout import Group, PackedLayout, pack
 from packed_impl.logps import DEFAULT_LOGIT_CHUNK
 from packed_impl.objectives import SFT_MEANS, sft_mean, supervised_counts, supervised_sums
 from packed_impl.preference import PreferenceObjective
-from packed_impl.reference_policy import ADAPTERS_OFF, ReferencePolicy
+from packed_impl.reference_policy import ADAPTERS_OFF, Forward, ReferencePolicy
+from packed_impl.router_loss import RouterBalance, check_coefficient, tapped_routers
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class PackedLoss:
         margins: Positive minus negative reward of each pair, in the order group, positive, negative.
         per_token_logps: Policy log-probs of all tokens, one differentiable 1-D tensor per completion.
         ref_per_token_logps: The same under the frozen policy, without gradient.
+        router_balance: The balance of the routers in the policy's pass, where its loss is part of ``loss``, else None.
     """
 
     loss: Tensor
@@ -36,6 +38,7 @@ class PackedLoss:
     margins: Tensor
     per_token_logps: list[Tensor]
     ref_per_token_logps: list[Tensor]
+    router_balance: RouterBalance | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +49,13 @@ class SftLoss:
         loss: Differentiable scalar.
         per_token_logps: Log-probs of all tokens, supervised or not, one differentiable 1-D tensor per completion.
         num_supervised: Number of supervised tokens of the batch.
+        router_balance: The balance of the routers, where its loss is part of ``loss``, else None.
     """
 
     loss: Tensor
     per_token_logps: list[Tensor]
     num_supervised: int
+    router_balance: RouterBalance | None = None
 
 
 def per_token_logps(
@@ -95,6 +100,7 @@ def dpo_loss(
     objective: str = "sigmoid",
     nll_weight: float | None = None,
     reference: ReferencePolicy = ADAPTERS_OFF,
+    router_aux_loss_coef: float = 0.0,
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
 ) -> PackedLoss:
     """The loss of a batch under a preference objective.
@@ -110,15 +116,18 @@ def dpo_loss(
         objective: One of ``preference.PREFERENCES``.
         nll_weight: Weight of the positives' NLL, at least 0; None for 1 under "rpo" and GroupDPO, else 0.
         reference: The frozen policy.
+        router_aux_loss_coef: Weight of the load balancing loss of the policy's routers over the whole batch, as
+            `router_loss` defines it; at least 0.
         logit_chunk: Number of completion tokens whose logits exist at one time.
 
     Returns:
         The loss and its parts.
 
     Raises:
-        ValueError: A group without a negative, or as ``PreferenceObjective``, the reference policy, ``layout.pack``
-            and ``layout_logps``.
+        ValueError: A group without a negative, or as ``PreferenceObjective``, the reference policy, ``layout.pack``,
+            ``layout_logps`` and `router_loss.tapped_routers`.
     """
+    check_coefficient(router_aux_loss_coef)
     preference = PreferenceObjective(objective, beta, label_smoothing, nll_weight)
     check_negatives(groups, objective)
     backend_named(backend)
@@ -128,8 +137,11 @@ def dpo_loss(
     with attention_implementation(model, backend):
         with reference.frozen(model, groups, forward) as ref_logps:
             ref = ref_logps(groups, packed)
-        policy = forward(model, packed)
-    return packed_loss(policy, ref, packed.supervised, preference, groups)
+        policy, balance = _with_routers(model, packed, forward, router_aux_loss_coef)
+    found = packed_loss(policy, ref, packed.supervised, preference, groups)
+    if balance is None:
+        return found
+    return replace(found, loss=found.loss + router_aux_loss_coef * balance.loss, router_balance=balance)
 
 
 def packed_loss(
@@ -166,6 +178,7 @@ def sft_loss(
     layout: str = "block-diagonal",
     rows: str | Sequence[Sequence[int]] = "one-row",
     mean: str = "token",
+    router_aux_loss_coef: float = 0.0,
     logit_chunk: int = DEFAULT_LOGIT_CHUNK,
 ) -> SftLoss:
     """The loss of supervised fine-tuning; no frozen policy takes part.
@@ -177,14 +190,17 @@ def sft_loss(
         layout: One of ``layout.LAYOUTS``.
         rows: One of ``layout.ROWS``, or the groups of each row.
         mean: "token" or "example", as in ``objectives.sft_mean``.
+        router_aux_loss_coef: As in `dpo_loss`.
         logit_chunk: Number of completion tokens whose logits exist at one time.
 
     Returns:
         The loss and its parts.
 
     Raises:
-        ValueError: A group with a negative response, an unknown ``mean``, or as ``layout.pack`` and ``layout_logps``.
+        ValueError: A group with a negative response, an unknown ``mean``, or as ``layout.pack``, ``layout_logps`` and
+            `router_loss.tapped_routers`.
     """
+    check_coefficient(router_aux_loss_coef)
     if mean not in SFT_MEANS:
         raise ValueError(f"unknown mean {mean!r}: expected one of {', '.join(SFT_MEANS)}")
     for index, group in enumerate(groups):
@@ -193,7 +209,21 @@ def sft_loss(
                 f"group {index} has {len(group.negatives)} negative responses: an SFT example has positives only"
             )
     packed = pack(groups, layout=layout, rows=rows)
-    logps = layout_logps(model, packed, backend=backend, logit_chunk=logit_chunk)
+    forward = partial(layout_logps, backend=backend, logit_chunk=logit_chunk)
+    logps, balance = _with_routers(model, packed, forward, router_aux_loss_coef)
     supervised_C = packed.supervised.to(logps[0].device)
     loss = sft_mean(torch.cat(logps), supervised_C, packed.completion_lengths, mean=mean)
-    return SftLoss(loss, logps, int(packed.supervised.sum()))
+    if balance is not None:
+        loss = loss + router_aux_loss_coef * balance.loss
+    return SftLoss(loss, logps, int(packed.supervised.sum()), balance)
+
+
+def _with_routers(
+    model: nn.Module, packed: PackedLayout, forward: Forward, router_aux_loss_coef: float
+) -> tuple[list[Tensor], RouterBalance | None]:
+    """The policy's pass and, where the routers' loss is part of the step, their balance in it."""
+    if not router_aux_loss_coef:
+        return forward(model, packed), None
+    with tapped_routers(model) as tap:
+        logps = forward(model, packed)
+    return logps, tap.balance(packed)

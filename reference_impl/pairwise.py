@@ -4,14 +4,14 @@ Every completion sits behind its own copy of the prompt, in a row of its own. Wh
 worry about: how many rows run at once, on which side they are padded and by how much, what lies in the padding, and
 in which order they come. The spread over these variations is a fair measure of the noise of the unpacked path.
 
-Legend: B rows, T columns, P predictor places, V vocabulary.
+Legend: B rows, T columns, P predictor places, V vocabulary, L layers with experts, E experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from reference_impl.groups import Group, UnpackedSequence, unpack
 from reference_impl.images import check_images, pixel_values
 from reference_impl.logps import target_logps
 
+_Found = TypeVar("_Found")
 Batching = Literal["row-per-sequence", "padded-left", "padded-right"]
 RowOrder = Literal["given", "reversed"]
 
@@ -86,6 +87,38 @@ def per_token_logps(model: nn.Module, groups: Sequence[Group], **form: Unpack[Fo
     return _by_batches(_batch_logps, model, groups, **form)
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What one unpacked pass through a mixture of experts gives.
+
+    Args:
+        per_token_logps: As :func:`per_token_logps`.
+        router_scores: What the routers make of each token before the softmax, prompt first: one [L, T, E] for each
+            completion, differentiable, as the model gives them.
+    """
+
+    per_token_logps: list[Tensor]
+    router_scores: list[Tensor]
+
+
+def routed_logps(model: nn.Module, groups: Sequence[Group], **form: Unpack[Form]) -> Routed:
+    """Log-probs of every completion token, and the scores of the routers in the same pass.
+
+    Args:
+        model: As in :func:`per_token_logps`, with routers that transformers knows (``output_router_logits``).
+        groups: The groups, of any kind.
+        **form: What may vary.
+
+    Returns:
+        Both, group by group, positives before negatives.
+
+    Raises:
+        ValueError: As :func:`per_token_logps`, or the model gives no scores of routers.
+    """
+    found = _by_batches(_batch_routed, model, groups, **form)
+    return Routed([logps for logps, _ in found], [scores for _, scores in found])
+
+
 def rewards(model: nn.Module, groups: Sequence[Group], **form: Unpack[Form]) -> list[Tensor]:
     """Rewards of every completion by a reward model's ordinary, unpacked forward pass.
 
@@ -106,7 +139,7 @@ def rewards(model: nn.Module, groups: Sequence[Group], **form: Unpack[Form]) -> 
 
 
 def _by_batches(
-    of_batch: Callable[[nn.Module, Sequence[UnpackedSequence], PaddedBatch], list[Tensor]],
+    of_batch: Callable[[nn.Module, Sequence[UnpackedSequence], PaddedBatch], list[_Found]],
     model: nn.Module,
     groups: Sequence[Group],
     *,
@@ -118,7 +151,7 @@ def _by_batches(
     max_rows: int | None = None,
     pad_id: int = 0,
     junk_id: int = 1,
-) -> list[Tensor]:
+) -> list[_Found]:
     _check_options(batching, junk_tokens_in_front, first_position, extra_padding, row_order, max_rows)
     sequences = unpack(groups)
     config = getattr(model, "config", None)  # a wrapper may have none
@@ -128,7 +161,7 @@ def _by_batches(
     if row_order == "reversed":
         order.reverse()
     rows_per_call = 1 if batching == "row-per-sequence" else max_rows or len(sequences)
-    found: dict[int, Tensor] = {}
+    found: dict[int, _Found] = {}
     for first in range(0, len(order), rows_per_call):
         places = order[first : first + rows_per_call]
         rows = [sequences[place] for place in places]
@@ -185,6 +218,25 @@ def padded_batch(
 
 
 def _batch_logps(model: nn.Module, rows: Sequence[UnpackedSequence], batch: PaddedBatch) -> list[Tensor]:
+    return _logps_and_output(model, rows, batch, {})[0]
+
+
+def _batch_routed(
+    model: nn.Module, rows: Sequence[UnpackedSequence], batch: PaddedBatch
+) -> list[tuple[Tensor, Tensor]]:
+    logps, output = _logps_and_output(model, rows, batch, {"output_router_logits": True})
+    of_layers = getattr(output, "router_logits", None)
+    if not of_layers:
+        raise ValueError("the model gives no scores of routers: it has to honour output_router_logits")
+    shape = (len(of_layers), *batch.input_ids.shape, -1)
+    scores_LBTE = torch.stack([scores.to(of_layers[0].device) for scores in of_layers]).reshape(shape)
+    spans = zip(scores_LBTE.unbind(1), batch.starts, rows, strict=True)
+    return list(zip(logps, [scores[:, start : start + len(row.ids)] for scores, start, row in spans], strict=True))
+
+
+def _logps_and_output(
+    model: nn.Module, rows: Sequence[UnpackedSequence], batch: PaddedBatch, asked: Mapping[str, object]
+) -> tuple[list[Tensor], Any]:
     device = next(model.parameters()).device
     predictors = [[start + place for place in row.predictors] for row, start in zip(rows, batch.starts, strict=True)]
     # The head is applied to the same columns of every row, so those that any row needs.
@@ -201,6 +253,7 @@ def _batch_logps(model: nn.Module, rows: Sequence[UnpackedSequence], batch: Padd
         use_cache=False,
         logits_to_keep=torch.tensor(columns, device=device),
         **seen,
+        **asked,
     )
     logits_BPV: Tensor = output.logits
     if logits_BPV.shape[:2] != (len(rows), len(columns)):
@@ -215,7 +268,7 @@ def _batch_logps(model: nn.Module, rows: Sequence[UnpackedSequence], batch: Padd
         # bfloat16 has three digits: the log-softmax needs at least float32.
         wide_PV = logits_PV if logits_PV.dtype == torch.float64 else logits_PV.to(torch.float32)
         logps.append(target_logps(wide_PV, row.completion_ids))
-    return logps
+    return logps, output
 
 
 def _batch_rewards(model: nn.Module, rows: Sequence[UnpackedSequence], batch: PaddedBatch) -> list[Tensor]:

@@ -17,7 +17,7 @@ from reports.words import NO_REASON, QUANTITIES, against, at, budget_name, count
 FAMILIES: dict[str, tuple[QuantityName, ...]] = {
     "log-probs": ("per_token_logps",),
     "ref log-probs": ("ref_per_token_logps",),
-    "rewards, margins, loss": ("rewards", "margins", "loss"),
+    "rewards, margins, loss": ("rewards", "margins", "router_probs", "router_shares", "loss"),
     "gradients": ("gradients",),
 }
 """The columns of a summary: the quantities that each of them covers."""

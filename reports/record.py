@@ -34,7 +34,9 @@ ComparingName = PreferenceName | Literal["reward-model"]
 ObjectiveName = ComparingName | Literal["sft-token-mean", "sft-example-mean"]
 ReferenceName = Literal["adapters-off", "frozen-adapter", "separate-model", "cached"]
 CaseKind = Literal["pairs", "groups", "examples"]
-QuantityName = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
+QuantityName = Literal[
+    "per_token_logps", "ref_per_token_logps", "router_probs", "router_shares", "rewards", "margins", "loss", "gradients"
+]
 
 VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
 NOT_A_PASS: tuple[VerdictName, ...] = ("ERROR", "FAIL", "INCONCLUSIVE")
@@ -162,7 +164,7 @@ class JudgementRecord(_Frozen):
     budget_kind: Literal["oracle", "differential"]
     """Distance to the oracle, or to the unpacked witness."""
     statistic: Literal["max", "rms"]
-    unit: Literal["nats", "relative"]
+    unit: Literal["nats", "relative", "share"]
     verdict: VerdictName
     reason: Text
     """Empty on PASS."""

@@ -15,6 +15,8 @@ NO_REASON = "no reason was recorded"
 QUANTITIES: dict[QuantityName, str] = {
     "per_token_logps": "log-probs",
     "ref_per_token_logps": "ref log-probs",
+    "router_probs": "router probs",
+    "router_shares": "router shares",
     "loss": "loss",
     "rewards": "rewards",
     "margins": "margins",

@@ -10,6 +10,7 @@ from verify.checks.catalogue import CHECKS_ONLY_IN_FULL, FEW_PASSES
 from verify.checks.optimizer_steps import QUICK_SUBJECTS
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.request import has_rotary_positions, requested_config
+from verify.router_balance import experts_per_token
 from verify.subjects.oracle import unknown_to_oracle
 from verify.subjects.selection import ONLY_IN_FULL
 
@@ -63,6 +64,7 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
         notes.append("every weight was trained: embedding, norms, projections and head; there are no adapters")
     if request.model.reference != "adapters-off":
         notes.append(f"reference policy: {_REFERENCES[request.model.reference]}")
+    notes += _of_routers(prepared)
     if prepared.reduced:
         reduced = {
             "cases": not options.cases and options.cases_file is None and prepared.loaded is None,
@@ -90,3 +92,20 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
     if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):
         notes.append("flex ran unfused and forward only: FlexAttention has no backward pass on a CPU")
     return notes
+
+
+def _of_routers(prepared: PreparedCheck) -> list[str]:
+    config, coefficient = requested_config(prepared.request.model), prepared.options.router_loss
+    if not experts_per_token(config):
+        return []
+    if coefficient is None:
+        published = config.get_text_config().router_aux_loss_coef
+        return [
+            "the load balancing loss of the routers is no part of the objective; trainers that add it (TRL does, with "
+            f"the config's router_aux_loss_coef, {published:g}) are judged with --router-loss {published or 0.001:g}"
+        ]
+    return [
+        f"router loss: {coefficient:g} times the load balancing loss over all sequences of a case as one padded batch, "
+        "prompts once for each completion, no padding, the policy's pass alone; the exact checks leave it out, and "
+        "failures are not diagnosed under it"
+    ]

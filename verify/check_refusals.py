@@ -10,6 +10,7 @@ from verify.groups import check_token_ids
 from verify.images import check_format
 from verify.models.vision import image_format
 from verify.objective import REWARD_MODEL
+from verify.router_balance import experts_per_token
 from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
 from verify.training import TrainName, check_reference, references_under
@@ -27,6 +28,21 @@ def refuse_what_does_not_go_together(options: CheckOptions) -> None:
         raise ValueError(f"--shrink with --train {options.train}: a reproduction trains adapters")
     if options.reference not in (None, "adapters-off") and options.objective == REWARD_MODEL:
         raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
+
+
+def check_routers(options: CheckOptions, config: Any) -> None:
+    """Refuse the loss of routers where there are none, and where it is not judged."""
+    if options.router_loss is None:
+        return
+    if not experts_per_token(config):
+        raise ValueError(
+            f"--router-loss {options.router_loss}: a model of type {config.model_type} has no routers whose load "
+            "balancing loss the oracle knows; give a Qwen3-MoE, e.g. --model tiny-qwen3-moe"
+        )
+    if options.shrink:
+        raise ValueError("--shrink with --router-loss: a reproduction has no router loss")
+    if options.train != "lora":
+        raise ValueError(f"--router-loss with --train {options.train}: it is judged where adapters are trained")
 
 
 def check_planted_fit(subjects: Sequence[Subject], train: TrainName) -> None:

@@ -14,7 +14,7 @@ import torch
 from reports.record import Environment, Record
 from verify.check_cases import choose_cases, data_record
 from verify.check_notes import notes_of
-from verify.check_refusals import check_cases_fit, check_planted_fit, refuse_what_does_not_go_together
+from verify.check_refusals import check_cases_fit, check_planted_fit, check_routers, refuse_what_does_not_go_together
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
 from verify.environment import read_environment
@@ -101,6 +101,7 @@ class CheckOptions:
     beta: float = 0.1
     label_smoothing: float = 0.0
     nll_weight: float | None = None
+    router_loss: float | None = None
     train: TrainName = "lora"
     reference: ReferenceName | None = None
     policy: Path | None = None
@@ -188,7 +189,9 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         beta=options.beta,
         label_smoothing=options.label_smoothing,
         nll_weight=options.nll_weight,
+        router_loss=options.router_loss,
     )
+    check_routers(options, config)
     images, no_oracle = image_format(config), unknown_to_oracle(config)
     with_images = None if images is not None else _model_with_images(options, model)
     config_with_images = config if with_images is None else requested_config(with_images)
@@ -316,7 +319,7 @@ def _diagnoses(
 ) -> Diagnoses:
     from verify.diagnosis.run import Diagnoses, diagnose_failures
 
-    if prepared.options.train != "lora":
+    if prepared.options.train != "lora" or prepared.options.router_loss is not None:
         return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(

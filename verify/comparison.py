@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ from torch import Tensor
 from verify.groups import PreferenceGroup
 from verify.observation import Observation
 
-Quantity = Literal["per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients"]
-QUANTITIES: tuple[Quantity, ...] = (
-    "per_token_logps", "ref_per_token_logps", "rewards", "margins", "loss", "gradients",
-)  # fmt: skip
+Quantity = Literal[
+    "per_token_logps", "ref_per_token_logps", "router_probs", "router_shares", "rewards", "margins", "loss", "gradients"
+]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 _PLACES_KEPT = 3
 _NOTHING = 1e-12
@@ -116,6 +116,12 @@ def compare_observations(
         comparisons.append(
             _compare_vectors("ref_per_token_logps", actual.ref_per_token_logps, expected.ref_per_token_logps, *token)
         )
+    if expected.balance and actual.balance:  # a subject may keep it to itself
+        expert = len(expected.balance.probs), "the mean over all tokens and layers of expert {}".format
+        comparisons += [
+            _compare_vectors("router_probs", [actual.balance.probs], [expected.balance.probs], *expert),
+            _compare_vectors("router_shares", [actual.balance.shares], [expected.balance.shares], *expert),
+        ]
     if len(expected.rewards) or len(actual.rewards):  # neither side has any under SFT
         completion = sum(len(group.completions) for group in groups), _completion_place(groups)
         pair = sum(len(group.positives) * len(group.negatives) for group in groups), pair_place(groups)

@@ -30,8 +30,11 @@ from verify.tolerance import load_policy
 
 OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 """No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
-MODEL, MODEL_WITH_IMAGES = "tiny", TINY_WITH_IMAGES
-"""What faults are planted in; those of images in a model that sees them."""
+MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS = "tiny", TINY_WITH_IMAGES, "tiny-qwen3-moe"
+"""What faults are planted in; those of images in a model that sees them, those of routers in a mixture of experts."""
+COEFFICIENT_OF_ROUTERS = 0.01
+"""Small, as in training: the loss of routers is then a hundredth of the loss."""
+_CASES_OF_ROUTERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +94,8 @@ class PlannedRun:
     def exact_pieces(self) -> list[ExactPiece]:
         """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
 
-        Nor faults of images and of other frozen policies: the cases of the checks have neither. Of those of a step that
-        trains every weight only what a check is named for.
+        Nor faults of images, routers and other frozen policies: the cases of the checks have none of these. Of those of
+        a step that trains every weight only what a check is named for.
         """
         if self.kernel is not None:
             return []
@@ -136,7 +139,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
     kernel has a run of its own, on the cases of its faults, in which noise is measured anew. So do faults of images, in
-    a model that sees them, and those of a step that trains every weight.
+    a model that sees them, those of a step that trains every weight, and those of routers, in a mixture of experts.
 
     Args:
         options: The options.
@@ -148,11 +151,16 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
         ValueError: An unknown fault, case or dtype, or a named fault that no case can show.
     """
     grounds = _grounds(options)
-    dtypes, policy = _dtypes(options), load_policy(options.policy)
+    asked, policy = _dtypes(options), load_policy(options.policy)
     runs: list[PlannedRun] = []
     left_out: list[str] = []
     for mutations, kernel, ground in _wanted(options.faults):
-        model, cases = grounds[ground]
+        model, cases, of_run = grounds[ground]
+        # Rounding turns expert choices in bfloat16, and then nothing is proven of those faults.
+        dtypes = tuple(dtype for dtype in asked if ground != "routers" or dtype != "bfloat16")
+        if not dtypes:
+            left_out += [f"{mutation.name} in bfloat16" for mutation in mutations]
+            continue
         chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
@@ -167,7 +175,7 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             dtypes=dtypes,
             subjects=subjects,
             cases=tuple(case for case in cases if case.name in used or not (kernel or ground == "every weight")),
-            objective=OBJECTIVE,
+            objective=of_run,
             policy=policy,
             variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
             seed=options.seed,
@@ -180,7 +188,8 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
                 exact_under={
                     s.name: objective
                     for s, (mutation, shown_by) in zip(subjects, chosen, strict=True)
-                    if (ground != "every weight" or _is_for_exact_checks(mutation))
+                    if ground != "routers"
+                    and (ground != "every weight" or _is_for_exact_checks(mutation))
                     and (objective := _exact_under(shown_by[0])) is not None
                 },
                 kernel=kernel,
@@ -204,17 +213,22 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
 
 def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]:
     if left_out:
-        yield f"left out, since no named case can show them: {', '.join(left_out)}"
+        yield f"left out, since no named case or dtype can show them: {', '.join(left_out)}"
     if any(run.request.model.name == MODEL_WITH_IMAGES for run in runs):
         yield (
             f"faults of images are planted in {MODEL_WITH_IMAGES}, which is held against its own unpacked path in "
             "float64; the exact checks, whose cases are text alone, are not put to them"
         )
+    if any(run.request.model.name == MODEL_WITH_ROUTERS for run in runs):
+        yield (
+            f"faults of routers are planted in {MODEL_WITH_ROUTERS}, whose loss has {COEFFICIENT_OF_ROUTERS:g} times "
+            "that of the routers in it; the exact checks, which leave it out, are not put to them"
+        )
     if any(run.request.model.train == "all" for run in runs):
         yield "faults of full training are planted in a step that trains every weight, on cases of their own"
 
 
-_GroundName = Literal["text", "images", "every weight"]
+_GroundName = Literal["text", "images", "every weight", "routers"]
 _Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, _GroundName]
 """What to plant together: in which kernel, and in which model."""
 
@@ -240,13 +254,15 @@ def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     for name, kernel in kernels.items():
         if name in names or not names:
             yield select_mutations(kernel.planted), kernel, "text"
-    others: tuple[_GroundName, ...] = ("images", "every weight")
+    others: tuple[_GroundName, ...] = ("images", "every weight", "routers")
     for ground in others:
         if planted_there := tuple(mutation for mutation in selected if _ground_of(mutation) == ground):
             yield planted_there, None, ground
 
 
 def _ground_of(mutation: Mutation) -> _GroundName:
+    if mutation.of_routers:
+        return "routers"
     if "lora" not in mutation.trains:
         return "every weight"
     return "images" if mutation.with_images else "text"
@@ -286,14 +302,15 @@ def _dtypes(options: FaultOptions) -> tuple[str, ...]:
     return options.dtypes or ("float64", "float32")
 
 
-_Ground = tuple[ModelRequest, tuple[Case, ...]]
-"""A model that faults are planted in, and the cases that are run on it."""
+_Ground = tuple[ModelRequest, tuple[Case, ...], Preference]
+"""A model that faults are planted in, the cases that are run on it, and their objective."""
 
 
 def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
     """What mutations are planted in; of the cases those that were named."""
-    text, with_images = (
-        ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3)) for name in (MODEL, MODEL_WITH_IMAGES)
+    text, with_images, with_routers = (
+        ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3))
+        for name in (MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS)
     )
     images = image_format(requested_config(with_images))
     assert images is not None
@@ -310,10 +327,17 @@ def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
     def named(cases: tuple[Case, ...]) -> tuple[Case, ...]:
         return tuple(case for case in cases if not options.cases or case.name in options.cases)
 
+    plain = [case for case in tiny_cases(sizes[0], options.seed) if case.kind == "pairs" and len(case.groups) > 1]
+    of_routers = sorted(plain, key=lambda case: case.pairwise_slots)[:_CASES_OF_ROUTERS]
     every_weight = replace(text, train="all", reference="separate-model")
     over_one = tuple(case for case in cases if case.reference is None)
     return {
-        "text": (text, named(cases)),
-        "images": (with_images, named(of_images)),
-        "every weight": (every_weight, named(over_one)),
+        "text": (text, named(cases), OBJECTIVE),
+        "images": (with_images, named(of_images), OBJECTIVE),
+        "every weight": (every_weight, named(over_one), OBJECTIVE),
+        "routers": (
+            with_routers,
+            named(tuple(of_routers)),
+            replace(OBJECTIVE, router_aux_loss_coef=COEFFICIENT_OF_ROUTERS),
+        ),
     }

@@ -29,6 +29,7 @@ from verify.subject import (
     references_taken,
     said_by,
     support_for,
+    takes_router_loss,
 )
 
 _RESERVED_PREFIXES = ("planted:", "fault:")
@@ -44,6 +45,7 @@ class FrozenSubject:
         takes: The kinds of case it takes.
         objectives: The objectives that its own loss computes.
         references: The frozen policies that its own loss takes.
+        adds_router_loss: Whether its own loss adds that of routers.
         per_token_logps: Its method; this and all others are handed copies of the groups.
         optional: Those of ``OPTIONAL_METHODS`` that it has; others are absent here as they are there.
     """
@@ -53,6 +55,7 @@ class FrozenSubject:
     takes: tuple[CaseKind, ...]
     objectives: tuple[ObjectiveName, ...]
     references: tuple[ReferenceName, ...]
+    adds_router_loss: bool
     per_token_logps: Callable[..., Any]
     optional: Mapping[str, Callable[..., Any]]
 
@@ -81,7 +84,7 @@ def frozen(subject: Any) -> Subject:
         if not callable(getattr(subject, "per_token_logps", None)):
             raise SubjectError(f"{name}: no method per_token_logps(model, groups)")
         layout, takes, objectives = layout_of(subject), kinds_taken(subject), objectives_taken(subject)
-        references = references_taken(subject)
+        references, adds_router_loss = references_taken(subject), takes_router_loss(subject)
         methods = {method: getattr(subject, method, None) for method in OPTIONAL_METHODS}
     except SubjectError:
         raise
@@ -94,7 +97,16 @@ def frozen(subject: Any) -> Subject:
     if "supports" in optional:
         asked: Any = SimpleNamespace(name=name, takes=takes, objectives=objectives, references=references, **optional)
         optional["supports"] = cache(partial(support_for, asked))
-    return FrozenSubject(name, layout, takes, objectives, references, on_copies(who, subject.per_token_logps), optional)
+    return FrozenSubject(
+        name=name,
+        layout=layout,
+        takes=takes,
+        objectives=objectives,
+        references=references,
+        adds_router_loss=adds_router_loss,
+        per_token_logps=on_copies(who, subject.per_token_logps),
+        optional=optional,
+    )
 
 
 def _checked_name(name: object) -> str:

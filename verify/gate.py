@@ -20,6 +20,8 @@ from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, measure_noise
 from verify.objective import RewardModel, RunObjective, objective_named
 from verify.observation import PhaseSlots
+from verify.router_flips import excuse_flips
+from verify.router_ties import ties_note
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.tolerance import Policy
@@ -193,6 +195,8 @@ def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork
     for dtype in request.dtypes:
         runs = [piece.case_run for piece in done if piece.dtype == dtype and piece.case_run is not None]
         floors = _noise_floors(runs, request)
+        if note := ties_note(dtype, [run.ties for run in runs if run.ties is not None]):
+            notes[note] = None
         for run in runs:
             results += _judge_case(run, dtype, request, floors[request.model_of(run.case).name])
             for subject in run.subjects:
@@ -223,7 +227,8 @@ def _noise_floors(runs: Sequence[CaseRun], request: GateRequest) -> dict[str, No
     return {
         name: measure_noise(
             [run.noise for run in own],
-            not_pooled={run.case.name for run in own if run.vacuous or run.implausible},
+            # Where an expert choice flips values jump: that is no noise of other cases.
+            not_pooled={run.case.name for run in own if run.vacuous or run.implausible or run.num_flipped},
         )
         for name, own in of_model.items()
     }
@@ -237,15 +242,18 @@ def _judge_case(run: CaseRun, dtype: str, request: GateRequest, noise: NoiseFloo
         objective=objective_named(run.case.objective_name, request.objective),
         policy=request.policy,
         noise=noise,
+        ties=run.ties,
     )
     to_oracle, to_witness = Judge("oracle", run.expected, context), Judge("differential", run.witness, context)
     for subject in run.subjects:
         judgements: tuple[Judgement, ...] = ()
         if subject.to_oracle:
             absent = subject.gradients_absent_because
+            of_oracle = to_oracle(subject.to_oracle, gradients_absent_because=absent)
+            of_witness = to_witness(subject.to_witness, gradients_absent_because=absent)
             judgements = (
-                *to_oracle(subject.to_oracle, gradients_absent_because=absent),
-                *to_witness(subject.to_witness, gradients_absent_because=absent),
+                *excuse_flips(of_oracle, run.ties, subject.untouched_max[0]),
+                *excuse_flips(of_witness, run.ties, subject.untouched_max[1]),
             )
         yield _result(run, subject, dtype, judgements)
 

@@ -12,24 +12,30 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import torch
+
 from verify.cases import Case
 from verify.checks.bench import Setting
 from verify.checks.check import ExactCheck, Finding
 from verify.checks.run import measure_setting, run_checks
-from verify.comparison import Comparison, StructureError, compare_observations, gradient_sizes
+from verify.comparison import Comparison, Quantity, StructureError, compare_observations, gradient_sizes
 from verify.decisions import Decisions, decide
 from verify.groups import check_token_ids
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError
-from verify.models.dtypes import computing_in
+from verify.models.dtypes import DTYPES, computing_in
 from verify.models.request import ModelRequest
 from verify.noise import NoiseSample
-from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named
+from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named, without_router_loss
 from verify.observation import Observation, PhaseSlots, observe
+from verify.precision import rounds_in
+from verify.router_balance import experts_per_token
+from verify.router_ties import RouterTies, find_ties, untouched_max
 from verify.subject import Subject, SubjectError, support_for
 from verify.subjects import is_built_in
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.tolerance import Policy
 from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict
 from verify.workers import Begin
@@ -52,6 +58,8 @@ class SubjectRun:
     gradients_absent_because: str = ""
     to_oracle: tuple[Comparison, ...] = ()
     to_witness: tuple[Comparison, ...] = ()
+    untouched_max: tuple[Mapping[Quantity, float], Mapping[Quantity, float]] = ({}, {})
+    """Largest distances to oracle and witness among log-probs that no undecided expert choice touches."""
     decisions: Decisions | None = None
     verdict: Verdict | None = None
     reason: str = ""
@@ -69,8 +77,15 @@ class CaseRun:
     adapters: tuple[str, ...]
     vacuous: tuple[str, ...]
     implausible: tuple[str, ...]
+    ties: RouterTies | None
+    """Expert choices that rounding may turn; None where the loss of routers has no part in the run."""
     num_passes: int
     """Forward passes of a step, that of a frozen policy included where it is run."""
+
+    @property
+    def num_flipped(self) -> int:
+        """Expert choices that rounding turned between forms of the unpacked path."""
+        return 0 if self.ties is None else self.ties.num_flipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +207,7 @@ class GateWork:
                     self._checks,
                     holder,
                     dtype=dtype,
-                    objective=holder.with_reference(request.objective),
+                    objective=holder.with_reference(without_router_loss(request.objective)),
                     policy=request.policy,
                     seed=request.seed,
                 )
@@ -246,24 +261,30 @@ def _run_case(
                 oracle_cache[case.name] = expected
         forms = {WITNESS.name: run_form(WITNESS), **{name: run_form(VARIATIONS[name]) for name in request.variations}}
         noise = noise_sample(case, forms, expected)
+        ties = _ties(case, forms, holder, request.policy, dtype)
     except (SubjectError, StructureError) as error:
         raise WitnessError(f"{dtype} {case.name}: the unpacked path cannot be compared: {error}") from error
     witness = forms[WITNESS.name]
     del forms  # gradients of every form; at full size there is no room to keep them
-    subjects, expectations = [], _Expectations(expected, witness, gradient_sizes(expected.gradients or {}))
+    subjects, expectations = [], _Expectations(expected, witness, gradient_sizes(expected.gradients or {}), ties)
     for subject in request.subjects:
         begin(subject.name)  # also where it does not take the case, so that all steps add up
-        subjects.append(_run_subject(subject, case, run, expectations, holder))
+        subjects.append(
+            _run_subject(
+                subject, case, run, expectations, holder, router_loss=request.objective.router_aux_loss_coef > 0
+            )
+        )
     return CaseRun(
         case=case,
         expected=replace(expected, gradients=None),
-        witness=replace(witness, gradients=None),
+        witness=replace(witness, gradients=None, router_scores=()),
         noise=noise,
         subjects=tuple(subjects),
+        ties=ties,
         adapters=vacuous_adapters(holder.model),
         vacuous=vacuous_expectation(expected, case.groups),
         num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
-        implausible=implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
+        implausible=_with_flips(implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)), ties),
     )
 
 
@@ -274,6 +295,25 @@ class _Expectations:
     oracle: Observation
     witness: Observation
     sizes: Mapping[str, float]
+    ties: RouterTies | None
+
+
+def _with_flips(implausible: tuple[str, ...], ties: RouterTies | None) -> tuple[str, ...]:
+    """Reasons to doubt the witnesses, and what may explain them."""
+    if not implausible or ties is None or not ties.num_flipped:
+        return implausible
+    flips = f"{ties.num_flipped} of {ties.num_choices} expert choices flipped by rounding between unpacked forms"
+    return (flips, *implausible)
+
+
+def _ties(
+    case: Case, forms: Mapping[str, Observation], holder: ModelHolder, policy: Policy, dtype: str
+) -> RouterTies | None:
+    if not forms[WITNESS.name].router_scores:
+        return None
+    epsilon = float(torch.finfo(DTYPES[rounds_in(dtype)]).eps)
+    per_token = experts_per_token(holder.model)
+    return find_ties(list(forms.values()), case.groups, per_token, policy=policy, epsilon=epsilon)
 
 
 def noise_sample(case: Case, forms: Mapping[str, Observation], expected: Observation) -> NoiseSample:
@@ -306,10 +346,12 @@ def _run_subject(
     run: Callable[[Subject], Observation],
     expectations: _Expectations,
     holder: ModelHolder,
+    *,
+    router_loss: bool,
 ) -> SubjectRun:
     name = subject.name
     try:
-        support = support_for(subject, case, holder.reference.name)
+        support = support_for(subject, case, holder.reference.name, router_loss=router_loss)
         if not support.supported:
             return SubjectRun(subject=name, verdict=Verdict.NOT_APPLICABLE, reason=support.reason)
         observation = _watched(subject, run, holder)
@@ -331,7 +373,12 @@ def _run_subject(
     except StructureError as error:
         return replace(kept, verdict=Verdict.FAIL, reason=str(error))
     decisions = decide(observation.margins, witness.margins) if len(witness.margins) else None
-    return replace(kept, to_oracle=to_oracle, to_witness=to_witness, decisions=decisions)
+    untouched = (
+        ({}, {})
+        if (ties := expectations.ties) is None
+        else (untouched_max(observation, expectations.oracle, ties), untouched_max(observation, witness, ties))
+    )
+    return replace(kept, to_oracle=to_oracle, to_witness=to_witness, untouched_max=untouched, decisions=decisions)
 
 
 def _watched(subject: Subject, run: Callable[[Subject], Observation], holder: ModelHolder) -> Observation:

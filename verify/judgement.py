@@ -17,6 +17,8 @@ from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.observation import Observation
 from verify.preference_budget import coefficient_noise, loss_budget, margin_budgets, reward_budgets
 from verify.reward_budget import reward_coefficient_noise, reward_model_budgets
+from verify.router_budget import router_loss_budget, share_budget
+from verify.router_ties import RouterTies
 from verify.tolerance import Policy
 from verify.verdict import Verdict, fold
 
@@ -82,6 +84,7 @@ class JudgingContext:
     objective: Objective
     policy: Policy
     noise: NoiseFloor
+    ties: RouterTies | None = None
 
 
 class Judge:
@@ -99,6 +102,9 @@ class Judge:
             quantity: _vector_budgets(quantity, kind, values, context)
             for quantity, values in _direct_of(expected).items()
         }
+        if expected.balance:
+            shares = share_budget(kind, context.case, noise=context.noise, policy=context.policy, ties=context.ties)
+            self._direct["router_shares"] = {"max": shares}
         source = f"from the {'log-prob' if expected.per_token_logps else 'reward'} budgets"
         self._scalars = {
             quantity: Budget(value=value, factor=1.0, floor=0.0, noise=value, source=source)
@@ -126,6 +132,7 @@ class Judge:
         judgements = [
             _judgement(by_quantity[quantity], self._kind, statistic, budget)
             for quantity, of_statistic in self._direct.items()
+            if quantity in by_quantity  # what a subject says of its routers, it may keep to itself
             for statistic, budget in of_statistic.items()
         ]
         judgements += [
@@ -150,7 +157,7 @@ class Judge:
                 "gradients",
                 part,
                 case=self._context.case,
-                num_values=sum(map(len, _direct_of(self._expected).popitem()[1])),
+                num_values=sum(map(len, self._expected.per_token_logps)) or len(self._expected.rewards),
                 size={"max": peak, "rms": 1.0},
                 dtype_name=self._context.dtype_name,
                 noise=self._context.noise,
@@ -226,6 +233,8 @@ def _direct_of(expected: Observation) -> dict[Quantity, tuple[Tensor, ...]]:
     logps: dict[Quantity, tuple[Tensor, ...]] = {"per_token_logps": expected.per_token_logps}
     if expected.ref_per_token_logps:
         logps["ref_per_token_logps"] = expected.ref_per_token_logps
+    if expected.balance:
+        logps["router_probs"] = (expected.balance.probs,)
     return logps
 
 
@@ -235,11 +244,22 @@ def _scalar_budgets(
     """Budgets that follow from those of what comes from the model."""
     if isinstance(context.objective, RewardModel):
         return reward_model_budgets(expected, direct["rewards"])
-    logp_budgets = {quantity: of_statistic["rms"].value for quantity, of_statistic in direct.items()}
+    of_routers = 0.0
+    if expected.balance:
+        of_routers = context.objective.router_aux_loss_coef * router_loss_budget(
+            expected.balance,
+            context.groups,
+            probs_rms=direct["router_probs"]["rms"].value,
+            shares_max=direct["router_shares"]["max"].value,
+        )
+    logp_budgets = {
+        quantity: direct[quantity]["rms"].value
+        for quantity in ("per_token_logps", "ref_per_token_logps")
+        if quantity in direct
+    }
     if isinstance(context.objective, Sft):
-        return {
-            "loss": sft_loss_budget(context.objective, expected, logps_rms=logp_budgets["per_token_logps"]),
-        }
+        of_logps = sft_loss_budget(context.objective, expected, logps_rms=logp_budgets["per_token_logps"])
+        return {"loss": of_logps + of_routers}
     rewards = reward_budgets(
         context.groups,
         expected,
@@ -258,7 +278,8 @@ def _scalar_budgets(
             expected,
             rewards=rewards,
             logps_rms=logp_budgets["per_token_logps"],
-        ),
+        )
+        + of_routers,
     }
 
 

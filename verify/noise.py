@@ -15,7 +15,9 @@ from verify.comparison import Comparison, Quantity
 
 BudgetKind = Literal["oracle", "differential"]
 _CaseKey = tuple[str, BudgetKind, Quantity, str]
-MEASURED_QUANTITIES: tuple[Quantity, ...] = ("per_token_logps", "ref_per_token_logps", "margins", "gradients")
+MEASURED_QUANTITIES: tuple[Quantity, ...] = (
+    "per_token_logps", "ref_per_token_logps", "router_probs", "router_shares", "margins", "gradients",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

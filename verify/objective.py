@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
 
 from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy
 
@@ -57,6 +57,8 @@ class Preference:
         nll_weight: Weight of the likelihood of preferred responses, at least 0. What is published as "rpo" and as
             GroupDPO has some (:func:`published_nll_weight`).
         reference: The frozen policy.
+        router_aux_loss_coef: Weight of the load balancing loss of the policy's routers, which is added to that of the
+            batch (:mod:`verify.router_balance`); 0 where it is no part of the objective.
 
     Raises:
         ValueError: An unknown name, or a value outside its range.
@@ -67,6 +69,7 @@ class Preference:
     label_smoothing: float = 0.0
     nll_weight: float = 0.0
     reference: FrozenPolicy = ADAPTERS_OFF
+    router_aux_loss_coef: float = 0.0
 
     def __post_init__(self) -> None:
         if self.name not in PREFERENCE_NAMES:
@@ -89,6 +92,7 @@ class Preference:
             )
         if not 0 <= self.nll_weight < math.inf:
             raise ValueError(f"nll_weight is {self.nll_weight}: it must be a number of at least 0")
+        _check_coefficient(self.router_aux_loss_coef)
 
     @property
     def settings(self) -> dict[str, str | float]:
@@ -99,6 +103,7 @@ class Preference:
             "label_smoothing": self.label_smoothing,
             "nll_weight": self.nll_weight,
             "reference": self.reference.name,
+            **_settings_of_routers(self.router_aux_loss_coef),
         }
 
     @property
@@ -116,9 +121,17 @@ class Sft:
 
     Args:
         mean: "token": over all supervised tokens of the batch. "example": over the completions, of each one's own mean.
+        router_aux_loss_coef: As in :class:`Preference`.
+
+    Raises:
+        ValueError: A value outside its range.
     """
 
     mean: Literal["token", "example"] = "token"
+    router_aux_loss_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_coefficient(self.router_aux_loss_coef)
 
     @property
     def name(self) -> SftName:
@@ -128,7 +141,7 @@ class Sft:
     @property
     def settings(self) -> dict[str, str | float]:
         """Everything by name, for a record."""
-        return {"name": self.name, "mean": self.mean}
+        return {"name": self.name, "mean": self.mean, **_settings_of_routers(self.router_aux_loss_coef)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +154,8 @@ class RewardModel:
     """
 
     name: RewardModelName = REWARD_MODEL
+    router_aux_loss_coef: ClassVar[float] = 0.0
+    """transformers' classifiers have no load balancing loss."""
 
     @property
     def settings(self) -> dict[str, str | float]:
@@ -153,6 +168,18 @@ RunObjective = Preference | RewardModel
 """What the cases of a run are under that compare responses."""
 
 
+def _check_coefficient(router_aux_loss_coef: float) -> None:
+    if not 0 <= router_aux_loss_coef < math.inf:
+        raise ValueError(
+            f"router_aux_loss_coef is {router_aux_loss_coef}: it must be a positive number, or 0 for no router loss"
+        )
+
+
+def _settings_of_routers(router_aux_loss_coef: float) -> dict[str, str | float]:
+    """Said only of a run with routers, so that the records of all others stay as they were."""
+    return {"router_aux_loss_coef": router_aux_loss_coef} if router_aux_loss_coef else {}
+
+
 def published_nll_weight(name: ObjectiveName) -> float:
     """Weight of the NLL term in an objective as it is published: 1 or none."""
     return float(name in _WITH_NLL)
@@ -163,7 +190,9 @@ def compares(name: ObjectiveName) -> bool:
     return name in COMPARING_NAMES
 
 
-def run_objective(name: str, *, beta: float, label_smoothing: float, nll_weight: float | None) -> RunObjective:
+def run_objective(
+    name: str, *, beta: float, label_smoothing: float, nll_weight: float | None, router_loss: float | None = None
+) -> RunObjective:
     """The objective of a run, as options ask for it.
 
     Args:
@@ -171,22 +200,28 @@ def run_objective(name: str, *, beta: float, label_smoothing: float, nll_weight:
         beta: As in :func:`preference_of`.
         label_smoothing: As in :func:`preference_of`.
         nll_weight: As in :func:`preference_of`.
+        router_loss: Weight of the load balancing loss of routers; None for none.
 
     Returns:
         The objective.
 
     Raises:
-        ValueError: As :func:`preference_of`, or a parameter of a preference objective for a reward model.
+        ValueError: As :func:`preference_of`, a weight that is not positive, or a parameter of a preference objective
+            for a reward model.
     """
+    if router_loss is not None and not 0 < router_loss < math.inf:
+        raise ValueError(f"router_loss is {router_loss}: it must be a positive number; leave it out for none")
     if name not in COMPARING_NAMES:
         raise ValueError(f"unknown objective {name!r}: give one of {', '.join(COMPARING_NAMES)}")
     if name != REWARD_MODEL:
-        return preference_of(name, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+        of_options = preference_of(name, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+        return replace(of_options, router_aux_loss_coef=router_loss or 0.0)
     usual = Preference()
     for option, value, default in (
         ("beta", beta, usual.beta),
         ("label_smoothing", label_smoothing, usual.label_smoothing),
         ("nll_weight", nll_weight, None),
+        ("router_loss", router_loss, None),
     ):
         if value != default:
             raise ValueError(f"{option} is {value}: {REWARD_MODEL} has none, it is a parameter of other objectives")
@@ -226,9 +261,10 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
 
     Args:
         name: Name of the objective.
-        run: The objective of the run: taken as it is where it has that name. Other preference objectives have its
-            beta and frozen policy, and its label smoothing where they have one ("robust" without any is "sigmoid", so
-            it gets 0.1 then); beside a reward model, the default beta.
+        run: The objective of the run: taken as it is where it has that name. Other objectives but that of a reward
+            model have its router loss, other preference objectives its beta and frozen policy, and its label smoothing
+            where they have one ("robust" without any is "sigmoid", so it gets 0.1 then); beside a reward model, the
+            default beta.
 
     Returns:
         The objective.
@@ -241,7 +277,8 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
     if name == REWARD_MODEL:
         return RewardModel()
     if name in SFT_NAMES:
-        return Sft(mean="token" if name == "sft-token-mean" else "example")
+        mean: Literal["token", "example"] = "token" if name == "sft-token-mean" else "example"
+        return Sft(mean=mean, router_aux_loss_coef=run.router_aux_loss_coef)
     if name not in PREFERENCE_NAMES:
         raise ValueError(f"unknown objective {name!r}: give one of {', '.join(OBJECTIVE_NAMES)}")
     run = preference_beside(run)
@@ -254,7 +291,13 @@ def objective_named(name: ObjectiveName, run: RunObjective) -> Objective:
         label_smoothing=smoothing,
         nll_weight=published_nll_weight(name),
         reference=run.reference,
+        router_aux_loss_coef=run.router_aux_loss_coef,
     )
+
+
+def without_router_loss(run: RunObjective) -> RunObjective:
+    """The objective for the exact checks, many of which rest on losses of parts of a batch that add up."""
+    return run if isinstance(run, RewardModel) else replace(run, router_aux_loss_coef=0.0)
 
 
 def preference_beside(run: RunObjective) -> Preference:

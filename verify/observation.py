@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.module_walk import named_modules, named_parameters
 from verify.objective import Objective, Preference, RewardModel, Sft
+from verify.router_balance import NO_BALANCE, RoutedSubject, RouterBalance, check_balance
 from verify.slots import SlotCount, count_slots
 from verify.subject import (
     Subject,
@@ -63,6 +64,10 @@ class Observation:
         looked_up: Name of the embedding where it is looked up and no more, so that rows of tokens that are not fed have
             no gradient; "" where it is tied to the head, or unknown.
         gradients_absent_because: Reason where ``gradients`` is None.
+        balance: That of the routers in the policy's pass; empty where their loss is no part of the objective, or the
+            subject does not say.
+        router_scores: What routers made of each token before the softmax, in the pass of the policy and in that of a
+            frozen one: float64, [layers, tokens, experts]; empty but for forms of the unpacked path.
         phases: Token slots of each phase; empty for the oracle.
         settings_put_back: Model settings that the subject left changed.
         elapsed_s: Wall time of all passes.
@@ -76,6 +81,8 @@ class Observation:
     gradients: Mapping[str, Tensor] | None
     looked_up: str = ""
     gradients_absent_because: str = ""
+    balance: RouterBalance = NO_BALANCE
+    router_scores: tuple[Tensor, ...] = ()
     phases: tuple[PhaseSlots, ...] = ()
     settings_put_back: tuple[str, ...] = ()
     elapsed_s: float = 0.0
@@ -99,6 +106,8 @@ class _Passes:
     rewards: Tensor
     loss: Tensor
     gradients: dict[str, Tensor] | None
+    balance: RouterBalance
+    router_scores: tuple[Tensor, ...]
     phases: tuple[PhaseSlots, ...]
     elapsed_s: float
 
@@ -150,6 +159,8 @@ def observe(
         gradients=passes.gradients,
         looked_up=_looked_up(model) if passes.gradients else "",
         gradients_absent_because=support.reason,
+        balance=passes.balance,
+        router_scores=passes.router_scores,
         phases=passes.phases,
         settings_put_back=tuple(restored.settings),
         elapsed_s=passes.elapsed_s,
@@ -166,6 +177,7 @@ def _run_passes(
 ) -> _Passes:
     start = time.perf_counter()
     phases: list[PhaseSlots] = []
+    balance = NO_BALANCE
     with torch.set_grad_enabled(differentiable):
         logps: _Logps | None
         if isinstance(objective, RewardModel):
@@ -175,7 +187,7 @@ def _run_passes(
             )
             gradients = trained_gradients(loss, model, done=done) if differentiable else None
         elif owns_loss(subject):
-            loss, rewards, logps, done = _own_loss(subject, model, groups, objective, differentiable, phases)
+            loss, rewards, logps, balance, done = _own_loss(subject, model, groups, objective, differentiable, phases)
             gradients = trained_gradients(loss, model, done=done) if differentiable else None
             if logps is None:
                 logps = _policy_and_reference(subject, model, groups, objective, False, phases)
@@ -183,6 +195,9 @@ def _run_passes(
             logps = _policy_and_reference(subject, model, groups, objective, differentiable, phases)
             values = apply_objective(logps.policy, logps.reference, groups, objective)
             loss, rewards = values.loss, values.rewards
+            if logps.router_loss is not None:
+                loss = loss + objective.router_aux_loss_coef * logps.router_loss
+                balance = logps.balance
             gradients = trained_gradients(loss, model) if differentiable else None
     elapsed_s = time.perf_counter() - start
     return _Passes(
@@ -191,6 +206,8 @@ def _run_passes(
         to_float64(rewards),
         to_float64(loss),
         gradients,
+        balance,
+        logps.router_scores,
         tuple(phases),
         elapsed_s,
     )
@@ -200,6 +217,9 @@ def _run_passes(
 class _Logps:
     policy: tuple[Tensor, ...]
     reference: tuple[Tensor, ...]
+    router_loss: Tensor | None = None
+    balance: RouterBalance = NO_BALANCE
+    router_scores: tuple[Tensor, ...] = ()
 
 
 def _policy_and_reference(
@@ -211,17 +231,28 @@ def _policy_and_reference(
     phases: list[PhaseSlots],
 ) -> _Logps:
     reference: object = None
+    routed = RoutedSubject(subject) if objective.router_aux_loss_coef and not owns_loss(subject) else None
+    running = subject if routed is None else routed
     with count_slots(model) as slots:
         if isinstance(objective, Preference):
-            reference = _copied(reference_logps(subject, model, groups, objective.reference, slots))
+            reference = _copied(reference_logps(running, model, groups, objective.reference, slots))
         with torch.set_grad_enabled(differentiable):
-            policy = subject.per_token_logps(model, groups)
+            policy = running.per_token_logps(model, groups)
     phases.append(PhaseSlots("log-probs", slots))
-    return _Logps(
+    logps = _Logps(
         policy=check_logps(policy, groups, subject=subject.name, differentiable=differentiable),
         reference=()
         if reference is None
         else check_logps(reference, groups, subject=subject.name, differentiable=False),
+    )
+    if routed is None:
+        return logps
+    *of_reference, of_policy = routed.passes
+    return replace(
+        logps,
+        router_loss=of_policy.router_loss,
+        balance=of_policy.router_balance,
+        router_scores=(of_policy.router_scores, *(each.router_scores for each in of_reference)),
     )
 
 
@@ -236,7 +267,7 @@ def _reward_model(
 ) -> tuple[Tensor, Tensor, bool]:
     """Loss and rewards, by the subject's own loss or from its rewards, and whether backward was done."""
     if computes_loss(subject, objective.name):
-        loss, rewards, _, done = _own_loss(subject, model, groups, objective, differentiable, phases)
+        loss, rewards, _, _, done = _own_loss(subject, model, groups, objective, differentiable, phases)
         return loss, rewards, done
     with count_slots(model) as slots:
         given = subject.rewards(model, groups)  # type: ignore[attr-defined]
@@ -290,8 +321,8 @@ def _own_loss(
     objective: Objective,
     differentiable: bool,
     phases: list[PhaseSlots],
-) -> tuple[Tensor, Tensor, _Logps | None, bool]:
-    """Loss, rewards, the log-probs that came with them, and whether backward was done."""
+) -> tuple[Tensor, Tensor, _Logps | None, RouterBalance, bool]:
+    """Loss, rewards, the log-probs and the balance of routers that came with them, and whether backward was done."""
     frozen = objective.reference if isinstance(objective, Preference) else None
     other = count_slots(frozen.model) if isinstance(frozen, SeparateModel) else nullcontext()
     with count_slots(model) as slots, other as of_other:
@@ -304,16 +335,17 @@ def _own_loss(
         output, subject=subject.name, num_completions=num_completions, differentiable=differentiable
     )
     done = backward_done(output, subject.name)
+    balance = check_balance(output, subject.name) if objective.router_aux_loss_coef else NO_BALANCE
     if isinstance(objective, RewardModel):
-        return loss, rewards, None, done
+        return loss, rewards, None, balance, done
     given = getattr(output, "per_token_logps", None), getattr(output, "ref_per_token_logps", None)
     if given[0] is None or (given[1] is None and not isinstance(objective, Sft)):
-        return loss, rewards, None, done
+        return loss, rewards, None, balance, done
     if isinstance(objective, Sft):
         logps = check_logps(given[0], groups, subject=subject.name, differentiable=False)
-        return loss, rewards, _Logps(logps, ()), done
+        return loss, rewards, _Logps(logps, ()), balance, done
     policy, reference = (check_logps(part, groups, subject=subject.name, differentiable=False) for part in given)
-    return loss, rewards, _Logps(policy, reference), done
+    return loss, rewards, _Logps(policy, reference), balance, done
 
 
 def trained_gradients(loss: Tensor, model: Any, *, done: bool = False) -> dict[str, Tensor]:

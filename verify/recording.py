@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from reports.record import (
 )
 from verify.cases import Case
 from verify.checks.check import Finding
+from verify.comparison import Quantity
 from verify.environment import peak_host_bytes, tool_version
 from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
@@ -45,6 +46,12 @@ from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
 from verify.subjects.oracle import unknown_to_oracle
 from verify.verdict import Verdict, fold
+
+_UNITS: Mapping[Quantity, Literal["relative", "share"]] = {
+    "gradients": "relative",
+    "router_probs": "share",
+    "router_shares": "share",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +347,7 @@ def judgement_record(judgement: Judgement) -> JudgementRecord:
         quantity=judgement.quantity,
         budget_kind=judgement.kind,
         statistic=judgement.statistic,
-        unit="relative" if judgement.quantity == "gradients" else "nats",
+        unit=_UNITS.get(judgement.quantity, "nats"),
         verdict=judgement.verdict.value,
         reason=judgement.reason,
         num_compared=judgement.num_compared,

@@ -31,6 +31,10 @@ Optional attributes and methods:
   (``objective.reference.look_up(groups)`` gives one tensor per completion). A subject without a ``loss`` takes any.
 - ``objectives``: names of the objectives that ``loss`` computes, a tuple; by default "sigmoid", "sft-token-mean" and
   "sft-example-mean". Of the others (``verify.objective.OBJECTIVE_NAMES``) a subject is asked for those that it names.
+- ``adds_router_loss``: True where ``loss`` adds ``objective.router_aux_loss_coef`` times the load balancing loss of a
+  mixture of experts, over the batch that unpacked training feeds (docs/checks.md); default False. Then ``loss`` may
+  also return ``router_balance``, any object with ``shares`` (f_e) and ``probs`` (P_e), one value for each expert, which
+  is judged.
 - ``rewards(model, groups)``: one differentiable scalar per completion, where the model is a reward model. It, or a
   ``loss`` that names "reward-model" among its objectives, makes a subject one of reward models.
 """
@@ -175,6 +179,18 @@ def references_taken(subject: Subject) -> tuple[ReferenceName, ...]:
     return tuple(known)
 
 
+def takes_router_loss(subject: Subject) -> bool:
+    """Whether a subject's own loss adds that of routers where it is asked to.
+
+    Raises:
+        SubjectError: It says something else than True or False.
+    """
+    adds = getattr(subject, "adds_router_loss", False)
+    if not isinstance(adds, bool):
+        raise SubjectError(f"subject {subject.name}: adds_router_loss is {shown(adds)}; it must be True or False")
+    return adds
+
+
 def owns_loss(subject: Subject) -> bool:
     """Whether the subject computes its own loss."""
     return callable(getattr(subject, "loss", None))
@@ -191,13 +207,16 @@ def computes_loss(subject: Subject, objective_name: ObjectiveName) -> bool:
     return objective_name != REWARD_MODEL or objective_name in objectives_taken(subject)
 
 
-def support_for(subject: Subject, case: Case, reference: ReferenceName = "adapters-off") -> Support:
-    """Whether the subject takes the case: kind, objective and frozen policy, and its ``supports`` does not refuse it.
+def support_for(
+    subject: Subject, case: Case, reference: ReferenceName = "adapters-off", *, router_loss: bool = False
+) -> Support:
+    """Whether the subject takes the case: kind, objective, frozen policy and router loss, and ``supports`` agrees.
 
     Args:
         subject: The subject.
         case: The case.
         reference: The frozen policy of the run.
+        router_loss: Whether the loss of routers is part of the objective.
 
     Raises:
         SubjectError: ``supports`` raised, or returned something without ``supported`` and ``reason``, or said no
@@ -216,6 +235,11 @@ def support_for(subject: Subject, case: Case, reference: ReferenceName = "adapte
     if owns_loss(subject) and is_over_policy and reference not in references_taken(subject):
         taken = ", ".join(references_taken(subject))
         return Support(False, f"reference {reference}; the subject's own loss takes {taken}")
+    if router_loss and case.objective_name != REWARD_MODEL:
+        if not owns_loss(subject) and not callable(getattr(subject, "routed_logps", None)):
+            return Support(False, "no loss of its own, which the loss of the routers would be part of")
+        if owns_loss(subject) and not takes_router_loss(subject):
+            return Support(False, "the subject's own loss has no router loss: it does not say adds_router_loss")
     return _ask(subject, "supports", case)
 
 

@@ -30,6 +30,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCABULARY = 61
@@ -50,6 +52,7 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "qwen3-classifier": (Qwen3Config, Qwen3ForSequenceClassification),
     "llama-classifier": (LlamaConfig, LlamaForSequenceClassification),
     "mistral-classifier": (MistralConfig, MistralForSequenceClassification),

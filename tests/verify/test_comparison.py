@@ -26,6 +26,7 @@ from verify.comparison import (
 )
 from verify.groups import PreferenceGroup
 from verify.observation import Observation
+from verify.router_balance import RouterBalance
 
 NAN, INF = math.nan, math.inf
 GROUPS = (
@@ -77,10 +78,12 @@ def with_gradient(observation: Observation, name: str, gradient: Tensor) -> Obse
 def test_equal_observations_are_at_distance_zero_in_every_quantity_and_the_values_are_counted(
     observation: Observation,
 ) -> None:
+    shares, probs = torch.tensor([[1.0, 0.5, 0.5], [0.4, 0.3, 0.3]], dtype=torch.float64)
+    observation = replace(observation, balance=RouterBalance(shares, probs))
     comparisons = compare_observations(observation, observation, GROUPS)
     assert {c.quantity for c in comparisons} == set(QUANTITIES)
     assert all((c.max, c.rms, c.signed_mean, c.non_finite) == (0.0, 0.0, 0.0, None) for c in comparisons)
-    assert [c.num_compared for c in comparisons] == [10, 10, 4, 2, 1, 6, 8]
+    assert [c.num_compared for c in comparisons] == [10, 10, 3, 3, 4, 2, 1, 6, 8]
 
 
 def test_a_comparison_has_no_opinion() -> None:

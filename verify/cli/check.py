@@ -29,6 +29,7 @@ _HELP_REFERENCE = (
     "separate-model."
 )
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
+_HELP_ROUTERS = "Weight of the load balancing loss of a mixture of experts (router_aux_loss_coef); none if not given."
 _HELP_FULL = (
     "All built-in subjects, and in all dtypes but autocast, unless you name some; about five times the default's time."
 )
@@ -57,6 +58,7 @@ def check(
     label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.45].")] = 0.0,
     objective: Annotated[str, typer.Option(help=_HELP_OBJECTIVE)] = "sigmoid",
     nll_weight: Annotated[float | None, typer.Option(help=_HELP_NLL)] = None,
+    router_loss: Annotated[float | None, typer.Option(help=_HELP_ROUTERS)] = None,
     train: Annotated[str, typer.Option(help=_HELP_TRAIN)] = "lora",
     reference: Annotated[str | None, typer.Option(help=_HELP_REFERENCE)] = None,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
@@ -94,7 +96,7 @@ def check(
     if shrink_seconds is not None and not shrink:
         raise ValueError("--shrink-seconds goes with --shrink")
     trained, frozen = option_checks.checked_training(train, reference)
-    run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+    run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight, router_loss=router_loss)
     option_checks.check_policy(policy)
     option_checks.check_data_options(
         data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=cases_file
@@ -138,6 +140,7 @@ def check(
         beta=beta,
         label_smoothing=label_smoothing,
         nll_weight=nll_weight,
+        router_loss=router_loss,
         train=trained,
         reference=frozen,
         policy=policy,

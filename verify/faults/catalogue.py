@@ -29,6 +29,7 @@ from verify.faults import (
     reduction,
     reference,
     reward_model,
+    routers,
     supervision,
     token_logps,
     training,
@@ -70,6 +71,8 @@ FAULTS_OF_REFERENCES: tuple[Fault, ...] = frozen_policy.FAULTS
 """What only a run with cases over other frozen policies than the model with its adapters off can show."""
 FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
 """What only a run with a model that sees images can show."""
+FAULTS_OF_ROUTERS: tuple[Fault, ...] = routers.FAULTS
+"""What only a run with the loss of routers can show."""
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
 FAULTS_OF_EVERY_WEIGHT: tuple[Fault, ...] = every_weight.FAULTS
@@ -80,6 +83,7 @@ ALL_FAULTS: tuple[Fault, ...] = (
     *FAULTS_OF_REWARDS,
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
+    *FAULTS_OF_ROUTERS,
     *FAULTS_OF_EVERY_WEIGHT,
 )
 CATALOGUE: tuple[Mutation, ...] = (

@@ -103,6 +103,11 @@ class Mutation:
             return self.of_rewards or self.stage in STAGES_OF_BOTH
         return not self.of_rewards
 
+    @property
+    def of_routers(self) -> bool:
+        """Whether it is about the loss of routers, which only a mixture of experts has."""
+        return self.stage == "routers"
+
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes; the condition is asked of cases of its kinds only."""
         if (case.objective_name == REWARD_MODEL) != self.of_rewards or case.kind not in self.kinds:

@@ -24,6 +24,8 @@ Check = Quantity | Literal["structure", "packed-ran"] | ExactCheckName
 FAMILIES: dict[Check, str] = {
     "per_token_logps": "log-probs",
     "ref_per_token_logps": "ref log-probs",
+    "router_probs": "routers",
+    "router_shares": "routers",
     "rewards": "rewards, margins, loss",
     "margins": "rewards, margins, loss",
     "loss": "rewards, margins, loss",

@@ -1,7 +1,9 @@
 """The stages of the packed computation, as a value in which any one can be replaced.
 
     layout -> positions -> mask -> activations -> predictors -> supervision -> token_logps -> reduction
-           -> reference -> objective -> accumulation -> gradients
+           -> reference -> objective -> accumulation -> routers -> gradients
+
+What routers add to the loss is a stage of steps of which their loss is part, and of no other.
 
 In the step of a reward model the head is read in place of log-probs:
 
@@ -23,6 +25,7 @@ from torch import Tensor
 from verify.faults.rows import Rows
 from verify.groups import PreferenceGroup
 from verify.objective import Preference, RewardModel, Sft
+from verify.router_balance import RouterBalance
 
 StageName = Literal[
     "layout",
@@ -38,6 +41,7 @@ StageName = Literal[
     "scores",
     "objective",
     "accumulation",
+    "routers",
     "gradients",
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -101,6 +105,37 @@ class Terms:
     rewards: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class RoutedPasses:
+    """What the routers of a mixture of experts made of the slots of rows.
+
+    Args:
+        policy: Router logits of the policy's pass, one [N, E] for each layer with a router, N = B T.
+        reference: The same of the frozen policy's pass; none where it ran none of the model.
+        counts: Number of completions whose path runs through each slot; int64, [B, T].
+        is_prompt: Whether a slot belongs to no completion and is no padding; bool, [B, T].
+        last_tokens: Row and slot of the last token of each completion; int64, [K, 2].
+        top_k: Experts for each token.
+        coefficient: Weight of the loss.
+    """
+
+    policy: Sequence[Tensor]
+    reference: Sequence[Tensor]
+    counts: Tensor
+    is_prompt: Tensor
+    last_tokens: Tensor
+    top_k: int
+    coefficient: float
+
+
+@dataclass(frozen=True, eq=False)
+class RouterTerm:
+    """What routers add to the loss, its coefficient included, and the balance that is shown for it."""
+
+    value: Tensor
+    balance: RouterBalance
+
+
 Parameters = Mapping[str, Tensor]
 Forward = Callable[[Rows, Parameters], Tensor]
 """Log-probs of all targets of rows, with some parameters of the model replaced; [N]."""
@@ -118,6 +153,7 @@ Readout = Callable[[Rows], Tensor]
 Scores = Callable[[Tensor, Tensor, Batch], Tensor]
 Objective = Callable[[Tensor, Tensor, Batch, Preference | Sft | RewardModel], Terms]
 Accumulation = Callable[[Terms, Batch, Rows], Tensor]
+Routers = Callable[[RoutedPasses], RouterTerm]
 Gradients = Callable[[str, Tensor, Rows], Tensor]
 
 
@@ -142,6 +178,7 @@ class Stages:
         objective: Sums [K] of policy and reference (empty for supervised examples), or rewards [K] and nothing, the
             batch and the objective of the case to losses and rewards.
         accumulation: Terms, batch and rows to the loss of the step; scalar.
+        routers: What the routers made of the rows to the term that is added to that loss.
         gradients: The tensor that stands for a trained tensor in the policy pass: of equal value, but its gradient
             may be another. Given the tensor's name, itself and the rows; one that is used under two names, as a tied
             embedding, is asked for under each.
@@ -160,6 +197,7 @@ class Stages:
     scores: Scores
     objective: Objective
     accumulation: Accumulation
+    routers: Routers
     gradients: Gradients
 
     def replaced(self, stage: StageName, replacement: Callable[..., Any]) -> Stages:

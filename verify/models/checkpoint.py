@@ -112,7 +112,12 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder, those of its index where it has one.
+
+    Raises:
+        CheckpointError: There is none, one that the index names is not there, or the index is not one.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -134,7 +139,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read_tensors(folder: Path) -> Iterable[tuple[str, Tensor]]:
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - a safe_open handle is not a mapping

@@ -18,6 +18,7 @@ from verify.models.lora import LoraSpec, add_frozen_adapter, add_lora
 from verify.models.random_weights import build_random, hf_config, moved_copy
 from verify.models.reward_model import train_score_head, with_score_head
 from verify.models.vision import num_text_tokens
+from verify.router_balance import experts_per_token
 from verify.training import TrainName, check_reference
 
 FROZEN_ADAPTER = "reference"
@@ -179,6 +180,10 @@ def _without_adapters(request: ModelRequest, dtype: torch.dtype) -> ModelUnderTe
         base = build_random(config, num_layers=depth, dtype=dtype, seed=request.seed)
         weights = f"seeded normal, std {config.weight_std}, rounded to bfloat16"
         exact = True
+    if experts_per_token(base):
+        # Its first call with router logits hooks its routers for good. Later it would be a change that a subject made.
+        with torch.no_grad():
+            base(input_ids=torch.tensor([[0]]), output_router_logits=True, use_cache=False)
     return ModelUnderTest(model=base, weights=weights, num_layers_published=published, exact_in_bfloat16=exact)
 
 

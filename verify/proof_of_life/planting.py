@@ -16,6 +16,7 @@ from verify.proof_of_life.probes import (
     PROBES_OF_IMAGES,
     PROBES_OF_REFERENCES,
     PROBES_OF_REWARDS,
+    PROBES_OF_ROUTERS,
     Probe,
 )
 from verify.subject import Subject, layout_of, support_for
@@ -100,7 +101,15 @@ def choose_plantings(
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
     usual = tuple(case for case in of_run if case.reference is None)
-    every = (*PROBES_OF_EVERY_WEIGHT, *PROBES, *PROBES_OF_REWARDS, *PROBES_OF_REFERENCES, *PROBES_OF_IMAGES)
+    of_routers = PROBES_OF_ROUTERS if request.objective.router_aux_loss_coef else ()
+    every = (
+        *PROBES_OF_EVERY_WEIGHT,
+        *PROBES,
+        *of_routers,
+        *PROBES_OF_REWARDS,
+        *PROBES_OF_REFERENCES,
+        *PROBES_OF_IMAGES,
+    )
     for probe in every:
         if request.model.train not in probe.mutation.trains or (probe.untied and is_tied):
             continue
@@ -110,6 +119,9 @@ def choose_plantings(
         if not cases or num_layers < probe.min_layers:
             continue
         case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
+        if probe.fault == "routers-count-reference-pass" and request.model.reference == "cached":
+            left_out[probe.fault] = "cached log-probs come from no pass of the run"
+            continue
         if module_names is not None and not any(probe.needs in name for name in module_names):
             left_out[probe.fault] = f"the model has no module {probe.needs.strip('.')}"
             continue

@@ -83,6 +83,17 @@ PROBES_OF_REWARDS: tuple[Probe, ...] = (
     Probe("reward-positions-run-on", may_hide="in bfloat16"),
 )
 """Those of a reward model's step, planted on cases of that objective."""
+PROBES_OF_ROUTERS: tuple[Probe, ...] = (
+    Probe("routers-count-prompts-once", may_hide="in bfloat16"),
+    Probe("routers-without-coefficient", may_hide="in bfloat16"),
+    Probe("routers-count-reference-pass", may_hide="in bfloat16"),
+    Probe("routers-count-padding", may_hide="in bfloat16"),
+    Probe("routers-share-of-choices", may_hide="in bfloat16"),
+    Probe("routers-mean-of-rows", may_hide="beyond tiny"),
+    Probe("routers-mean-of-layers", may_hide="beyond tiny", min_layers=2),
+    Probe("routers-without-gradient", seen_in="gradients", may_hide="beyond tiny"),
+)
+"""Those of a step with the loss of routers, planted where that is part of the objective of the run."""
 PROBES_OF_REFERENCES: tuple[Probe, ...] = (
     Probe("frozen-adapter-ignored"),
     Probe("separate-model-ignored"),

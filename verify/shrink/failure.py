@@ -17,6 +17,7 @@ CLEARLY = 2.0
 _FAMILIES: tuple[tuple[str, tuple[Quantity, ...]], ...] = (
     ("log-probs", ("per_token_logps",)),
     ("reference log-probs", ("ref_per_token_logps",)),
+    ("routers", ("router_probs", "router_shares")),
     ("rewards, margins or loss", ("rewards", "margins", "loss")),
     ("gradients", ("gradients",)),
 )

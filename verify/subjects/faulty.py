@@ -42,10 +42,12 @@ from verify.groups import PreferenceGroup
 from verify.handed_out import on_copies
 from verify.module_walk import named_modules
 from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preference, RewardModel
+from verify.router_balance import RouterBalance
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.honest_stages import honest_activations, honest_gradients, honest_positions, honest_stages
 from verify.subjects.staged_rewards import staged_rewards
+from verify.subjects.staged_routers import logged_routers
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +59,14 @@ class StagedLoss:
         rewards: ``beta * (logp - ref_logp)`` of each completion, or that of a reward model, [K]; none under SFT.
         per_token_logps: Policy log-probs, one tensor per completion; empty of a reward model.
         ref_per_token_logps: The same under the frozen policy; empty where there is none.
+        router_balance: That of the routers, where their loss is part of the step.
     """
 
     loss: Tensor
     rewards: Tensor
     per_token_logps: list[Tensor]
     ref_per_token_logps: list[Tensor]
+    router_balance: RouterBalance | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,7 @@ class FaultySubject:
         forwards: Passes without gradients that other subjects of the run may share.
         objectives: As in the contract of a subject.
         references: As in the contract of a subject.
+        adds_router_loss: As in the contract of a subject.
         kept: What a mutation that remembers keeps from call to call.
     """
 
@@ -89,6 +94,7 @@ class FaultySubject:
     forwards: ForwardCache | None = field(default=None, compare=False, repr=False)
     objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
     references: tuple[ReferenceName, ...] = REFERENCE_NAMES
+    adds_router_loss: bool = True
     kept: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -136,23 +142,34 @@ class FaultySubject:
         """The whole step."""
         stages = self._stages(objective.reference, groups) if isinstance(objective, Preference) else self._stages()
         rows = stages.layout(groups)
+        coefficient = objective.router_aux_loss_coef
+        if not coefficient and self.mutation is not None and self.mutation.stage == "routers":
+            raise ValueError("the stage routers is part of steps with the loss of routers: give --router-loss")
         if isinstance(objective, RewardModel):
             return self._reward_model_loss(stages, model, rows, groups, objective)
         fed = _Fed.by(stages, rows)
-        forward = partial(_logps, stages, model, forwards=self.forwards, known=fed)
-        # The frozen policy goes first: PEFT's switches, which a replacement may use, reset requires_grad.
-        ref_logps = stages.reference(model, forward, rows) if isinstance(objective, Preference) else None
-        logps = forward(rows, _policy_parameters(stages, model, rows))
+        forwards = None if coefficient else self.forwards
+        forward = partial(_logps, stages, model, forwards=forwards, known=fed)
+        with logged_routers(_routed_models(model, objective) if coefficient else ()) as log:
+            # The frozen policy goes first: PEFT's switches, which a replacement may use, reset requires_grad.
+            ref_logps = stages.reference(model, forward, rows) if isinstance(objective, Preference) else None
+            ref_routers = tuple(log.logits)
+            logps = forward(rows, _policy_parameters(stages, model, rows))
         targets = fed.targets
         sums = stages.reduction(logps, targets)
         ref_sums = sums.new_empty(0) if ref_logps is None else stages.reduction(ref_logps, targets)
         batch = Batch(groups, targets.completions[targets.counted].bincount(minlength=len(sums)))
         terms = stages.objective(sums, ref_sums, batch, objective)
+        loss, balance = stages.accumulation(terms, batch, rows), None
+        if coefficient:
+            term = stages.routers(log.passes(model, rows, ref_routers, coefficient))
+            loss, balance = loss + term.value, term.balance
         return StagedLoss(
-            loss=stages.accumulation(terms, batch, rows),
+            loss=loss,
             rewards=terms.rewards,
             per_token_logps=_by_completion(logps, groups),
             ref_per_token_logps=[] if ref_logps is None else _by_completion(ref_logps, groups),
+            router_balance=balance,
         )
 
     def _reward_model_loss(
@@ -200,6 +217,12 @@ class FaultySubject:
         if self.calls_foreign_code:
             replacement = on_copies(self.name, replacement)
         return honest.replaced(self.mutation.stage, replacement)
+
+
+def _routed_models(model: Any, objective: Objective) -> tuple[Any, ...]:
+    """Those that a step runs."""
+    frozen = objective.reference if isinstance(objective, Preference) else None
+    return (model, frozen.model) if isinstance(frozen, SeparateModel) else (model,)
 
 
 def _attended(mask: Tensor) -> Tensor:

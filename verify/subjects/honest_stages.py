@@ -27,6 +27,7 @@ from verify.models.adapters import adapters_off
 from verify.objective import Objective, RewardModel, Sft
 from verify.subjects.packed import rows_of_bins
 from verify.subjects.staged_rewards import readout, reward_terms, scores
+from verify.subjects.staged_routers import routers
 
 
 def honest_stages(packing: Packing) -> Stages:
@@ -52,6 +53,7 @@ def honest_stages(packing: Packing) -> Stages:
         scores=scores,
         objective=_objective,
         accumulation=_accumulation,
+        routers=routers,
         gradients=honest_gradients,
     )
 

@@ -18,11 +18,13 @@ from reference_impl.gradients import Train
 from reference_impl.lora import Lora, LoraFactors
 from reference_impl.parameters import EMBEDDING, HEAD
 from reference_impl.reward_model import SCORE, bradley_terry, oracle_reward_step
+from reference_impl.router_loss import oracle_router_loss
 from reference_impl.step import oracle_step
 from verify.frozen_policy import AdaptersOff, CachedLogps, FrozenAdapter, FrozenPolicy, SeparateModel
 from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel
 from verify.observation import ObjectiveValues, Observation, supervised_logps, to_float64
+from verify.router_balance import NO_BALANCE, RouterBalance
 
 _PEFT_PREFIX = "base_model.model."
 
@@ -45,16 +47,24 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
         return _observe_reward_model(model, groups)
     start = time.perf_counter()
     weights, lora = read_tensors(model)
+    config = from_hf_config(model.config.to_dict())
     step = oracle_step(
         groups,
         weights,
-        from_hf_config(model.config.to_dict()),
+        config,
         lora,
         train=_train(lora),
         objective=objective.name,
         ref_policy=_ref_policy(objective.reference, model, groups) if isinstance(objective, Preference) else None,
         **_parameters(objective),
     )
+    loss, gradients, balance = step.loss, dict(step.gradients or {}), NO_BALANCE
+    if coefficient := objective.router_aux_loss_coef:
+        routers = oracle_router_loss(groups, weights, config, lora)
+        loss = loss + coefficient * routers.loss
+        for name, gradient in (routers.gradients or {}).items():
+            gradients[name] = gradients[name] + coefficient * gradient
+        balance = RouterBalance(to_float64(routers.load_E), to_float64(routers.probability_E))
     return Observation(
         per_token_logps=supervised_logps(tuple(map(to_float64, step.per_token_logps)), groups),
         ref_per_token_logps=supervised_logps(tuple(map(to_float64, step.ref_per_token_logps)), groups)
@@ -62,8 +72,9 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
         else (),
         rewards=to_float64(step.rewards),
         margins=to_float64(step.margins),
-        loss=to_float64(step.loss),
-        gradients={name: to_float64(gradient) for name, gradient in (step.gradients or {}).items()},
+        loss=to_float64(loss),
+        gradients={name: to_float64(gradient) for name, gradient in gradients.items()},
+        balance=balance,
         looked_up=f"{EMBEDDING}.weight" if f"{HEAD}.weight" in weights else "",
         elapsed_s=time.perf_counter() - start,
     )

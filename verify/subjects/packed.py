@@ -17,6 +17,7 @@ from packed_impl.layout import PackedLayout, pack
 from packed_impl.reference_cache import ReferenceCache, row_identity
 from packed_impl.reference_policy import ReferencePolicy
 from packed_impl.reward_model import RewardLoss, reward_loss
+from packed_impl.router_loss import RouterBalance
 from packed_impl.split import RowCalls
 from verify.cases import CASE_KINDS, Case, CaseKind
 from verify.checks.checkpointed import is_checkpointed
@@ -44,6 +45,7 @@ class StepDone:
         rewards: One per completion; None under SFT.
         per_token_logps: One tensor per completion; None of a reward model.
         ref_per_token_logps: The same of the frozen policy; None without one.
+        router_balance: That of the routers; None where their loss is no part of the step.
         backward_done: The gradients are there.
     """
 
@@ -51,6 +53,7 @@ class StepDone:
     rewards: Tensor | None
     per_token_logps: list[Tensor] | None
     ref_per_token_logps: list[Tensor] | None
+    router_balance: RouterBalance | None = None
     backward_done: bool = True
 
     @staticmethod
@@ -63,6 +66,7 @@ class StepDone:
             if isinstance(output, RewardLoss)
             else [logp.detach() for logp in output.per_token_logps],
             ref_per_token_logps=output.ref_per_token_logps if isinstance(output, step.PackedLoss) else None,
+            router_balance=None if isinstance(output, RewardLoss) else output.router_balance,
         )
 
 
@@ -79,6 +83,7 @@ class PackedSubject:
         takes: Kinds of case.
         objectives: What its loss computes.
         references: The frozen policies that it takes.
+        adds_router_loss: Its loss adds that of routers.
     """
 
     backend: str
@@ -88,6 +93,7 @@ class PackedSubject:
     takes: tuple[CaseKind, ...] = CASE_KINDS
     objectives: tuple[ObjectiveName, ...] = OBJECTIVE_NAMES
     references: tuple[ReferenceName, ...] = REFERENCE_NAMES
+    adds_router_loss: bool = True
 
     @property
     def name(self) -> str:
@@ -162,7 +168,13 @@ class PackedSubject:
             return reward_loss(model, groups, backend=self.backend, layout=self.segments, rows=rows)
         if isinstance(objective, Sft):
             return step.sft_loss(
-                model, groups, backend=self.backend, layout=self.segments, rows=rows, mean=objective.mean
+                model,
+                groups,
+                backend=self.backend,
+                layout=self.segments,
+                rows=rows,
+                mean=objective.mean,
+                router_aux_loss_coef=objective.router_aux_loss_coef,
             )
         return step.dpo_loss(
             model,
@@ -175,6 +187,7 @@ class PackedSubject:
             objective=objective.name,
             nll_weight=objective.nll_weight,
             reference=packed_reference(objective.reference, groups),
+            router_aux_loss_coef=objective.router_aux_loss_coef,
         )
 
     def packed_rows(self, groups: Sequence[PreferenceGroup]) -> PackedRows:

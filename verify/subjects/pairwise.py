@@ -13,8 +13,10 @@ from reference_impl import pairwise
 from reference_impl.pairwise import Batching, RowOrder
 from verify.cases import CASE_KINDS, CaseKind
 from verify.groups import PreferenceGroup
+from verify.router_balance import experts_per_token
 from verify.subject import Support
 from verify.subjects.attention import attention_set_to, gradients_under
+from verify.subjects.routed import RoutedLogps, routed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,12 @@ class PairwiseSubject:
         """Log-probs of every completion, unpacked."""
         with attention_set_to(model, self.attention):
             return pairwise.per_token_logps(model, groups, **self._form(groups))
+
+    def routed_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> RoutedLogps:
+        """Log-probs of every completion and the loss of routers over all tokens, in one unpacked pass."""
+        with attention_set_to(model, self.attention):
+            found = pairwise.routed_logps(model, groups, **self._form(groups))
+        return routed(found.per_token_logps, found.router_scores, experts_per_token(model))
 
     def rewards(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
         """Rewards of every completion by a reward model, unpacked."""

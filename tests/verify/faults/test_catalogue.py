@@ -25,6 +25,7 @@ from verify.faults.catalogue import (
     FAULTS_OF_OBJECTIVES,
     FAULTS_OF_REFERENCES,
     FAULTS_OF_REWARDS,
+    FAULTS_OF_ROUTERS,
     biting_cases,
     mutation_named,
 )
@@ -45,6 +46,7 @@ ALL_FAULTS = (
     *FAULTS_OF_REWARDS,
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
+    *FAULTS_OF_ROUTERS,
     *FAULTS_OF_EVERY_WEIGHT,
 )
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
@@ -67,7 +69,7 @@ def test_names_are_distinct_and_stable_ids() -> None:
 
 def test_there_are_many_faults_and_some_at_every_stage() -> None:
     assert len(FAULTS) >= 50
-    assert {fault.stage for fault in FAULTS} == set(STAGES) - set(STAGES_OF_REWARDS)
+    assert {fault.stage for fault in FAULTS} == set(STAGES) - {*STAGES_OF_REWARDS, "routers"}
     assert {fault.stage for fault in FAULTS_OF_REWARDS} >= set(STAGES_OF_REWARDS)
 
 

@@ -1,0 +1,38 @@
+"""What a preflight is asked for, as given; of nothing that takes long to load."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ALWAYS_REQUIRED = (
+    "arguments", "versions", "devices", "collectives results", "memory headroom", "attention", "parity", "determinism",
+)  # fmt: skip
+"""Without these there is no GO. Of attention and parity any one backend will do, unless backends were named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightOptions:
+    """Options of the command line, as given."""
+
+    model: str = "tiny"
+    layers: int | None = None
+    oracle_layers: int | None = None
+    dtype: str = "float32"
+    backends: tuple[str, ...] = ()
+    device: str = "cpu"
+    data: Path | None = None
+    tokenizer: Path | None = None
+    max_tokens: int | None = None
+    groups_per_rank: int = 1
+    prompt_tokens: int = 512
+    response_tokens: int = 512
+    profile: str = "none"
+    seed: int = 0
+    timeout_s: float = 600.0
+    silence_s: float = 30.0
+    out: Path | None = None
+
+    def as_values(self) -> dict[str, str]:
+        """By name, for holding ranks against each other."""
+        return {name: str(value) for name, value in asdict(self).items()}
