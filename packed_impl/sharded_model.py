@@ -50,6 +50,9 @@ def shard(
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    # Otherwise done on the first forward pass, when it looks at which parameters are trained. Where that pass is one of
+    # the frozen policy under PEFT's disable_adapter(), none is, and the policy's reduce_dtype would be lost for good.
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:

@@ -76,6 +76,23 @@ def test_shards_can_be_read_after_a_pass_that_left_whole_parameters() -> None:
 
 
 @pytest.mark.usefixtures("_alone")
+def test_a_first_pass_under_pefts_own_switch_does_not_lose_the_dtype_of_gradients() -> None:
+    found = []
+    for reference_first in (False, True):
+        model = tiny()
+        shard(model, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if reference_first:
+            with torch.no_grad(), model.disable_adapter():
+                loss_of(model)
+        loss_of(model).backward()
+        found.append(full_gradients(model))
+    for name, gradient in found[0].items():
+        assert gradient is not None
+        assert gradient.dtype == torch.float32
+        assert torch.equal(gradient, found[1][name])
+
+
+@pytest.mark.usefixtures("_alone")
 def test_a_model_is_sharded_once() -> None:
     model = tiny()
     shard(model)

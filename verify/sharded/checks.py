@@ -58,6 +58,16 @@ def _parity(bench: Bench, stages: ShardedStages, *, cached: bool = False) -> Fin
         dtype=PRECISIONS[bench.precision].computes,
         policy=bench.policy,
     )
+    if not judgements:  # what cannot be compared
+        return Finding(
+            check=name,
+            precision=bench.precision,
+            subject=bench.subject.name,
+            verdict=Verdict.FAIL,
+            num_compared=0,
+            ratio=math.inf,
+            worst=reasons[0],
+        )
     worst = max((judgement for _, judgement in judgements), key=lambda judgement: judgement.ratio)
     failed = not worst.ratio <= 1
     return Finding(
@@ -131,6 +141,9 @@ def _clip(bench: Bench, stages: ShardedStages) -> Finding:
         )
         gradients = gathered_gradients(bench.sharded)
         norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+        if not norm:
+            nothing = Difference("the gradient, of which there is none,", math.inf)
+            return found("clip", bench.precision, bench.subject.name, [nothing])
         norms = all_gathered(stages.clip(bench.sharded, norm / 2))
         clipped = gathered_gradients(bench.sharded)
     num_values = sum(gradient.numel() for gradient in gradients.values())

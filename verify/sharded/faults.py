@@ -188,7 +188,7 @@ FAULTS: tuple[ShardedFault, ...] = (
         checks=("evaluation",),
     ),
     ShardedFault(
-        name="mean-of-means",
+        name="mean-of-rank-means",
         what="values are averaged on each rank, then over ranks",
         imitates="all_reduce(AVG) of metrics that are means already",
         stages=replace(HONEST, global_mean=_mean_of_means),

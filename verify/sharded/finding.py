@@ -17,7 +17,7 @@ class Finding:
         precision: Name of the precision.
         subject: Name of the subject.
         verdict: PASS or FAIL.
-        num_compared: Number of values that were compared; above 0.
+        num_compared: Number of values that were compared; 0 on a FAIL for what cannot be compared.
         ratio: The worst difference over what may differ; infinite where nothing may, or where it is no number.
         worst: What is worst; empty on PASS.
     """

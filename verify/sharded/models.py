@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+
 from verify.models.dtypes import DTYPES
 from verify.models.request import ModelRequest, build_model
 from verify.sharded.scenarios import PRECISIONS
@@ -50,6 +53,15 @@ def whole_model(request: ModelRequest, precision: str) -> Any:
     of = PRECISIONS[precision]
     model = build_model(request, of.weights).model
     if of.computes != of.weights:
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(DTYPES[of.computes])
+        _cast_parameters(model, DTYPES[of.computes])
     return model
+
+
+def _cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Put new parameters in place of all: one whose data alone is cast still takes gradients of its former dtype."""
+    cast: dict[nn.Parameter, nn.Parameter] = {}  # tied ones stay tied
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                new = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+                module._parameters[name] = cast.setdefault(parameter, new)

@@ -25,7 +25,7 @@ from verify.sharded.observe import all_gathered
 from verify.sharded.ranks import RankPlace
 from verify.sharded.recording import ShardedFacts, record_sharded
 from verify.sharded.request import ShardedOptions, prepare
-from verify.sharded.run import ShardedRequest, run_sharded_parity
+from verify.sharded.run import ShardedOutcome, ShardedRequest, run_sharded_parity
 from verify.threads import torch_threads
 from verify.verdict import Verdict, exit_status
 
@@ -72,7 +72,7 @@ def run_session(
         backend=str(dist.get_backend()),
         started_by="local ranks" if started_here else "environment",
         total_s=time.perf_counter() - started,
-        notes=_notes(place),
+        notes=[*_notes(place), *_not_planted(request, outcome)],
     )
     return record_sharded(request, outcome, facts)
 
@@ -91,6 +91,16 @@ def _notes(place: RankPlace) -> list[str]:
             + ("" if torch.cuda.is_available() else "; there is none here")
         )
     return notes
+
+
+def _not_planted(request: ShardedRequest, outcome: ShardedOutcome) -> list[str]:
+    planted = {each.name for each in outcome.planted}
+    left_out = [fault.name for fault in request.faults if fault.name not in planted]
+    if not planted or not left_out:
+        return []
+    return [
+        f"not planted, as the subject makes a call for each group or takes no cached reference: {', '.join(left_out)}"
+    ]
 
 
 def hand_over(record: ShardedRecord, place: RankPlace, *, out: Path | None, as_json: bool) -> int:
