@@ -22,7 +22,7 @@ from verify.verdict import Verdict
 NUM_RANKS = 4
 OF_USERS = Path(__file__).parents[1] / "third_party_subjects.py"
 SUBJECTS = ("split", f"{OF_USERS}:ByHand", f"{OF_USERS}:OwnLoss", "split/two-pass")
-PLANTED = ("local-denominators", "clip-over-local-shard", "dummy-call-times-zero", "mean-of-rank-means")
+PLANTED = ("clip-over-local-shard", "dummy-call-times-zero", "mean-of-rank-means")
 
 
 def run_rank(rank: int, port: int, outcomes: Any) -> None:
