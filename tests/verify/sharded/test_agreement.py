@@ -38,7 +38,7 @@ def test_the_first_name_in_which_ranks_differ_is_said_with_what_each_has(of_rank
 
 def test_a_name_that_a_rank_does_not_have_is_a_difference(of_ranks: Callable[..., None]) -> None:
     of_ranks({})
-    with pytest.raises(ValueError, match="peft is rank 0: 0.21; rank 1: nothing"):
+    with pytest.raises(ValueError, match=r"peft is rank 0: 0\.21; rank 1: nothing"):
         agreement.check_agreement("versions", {"peft": "0.21"})
 
 
