@@ -81,11 +81,6 @@ class Planted:
         """The checks that failed."""
         return tuple(finding.check for finding in self.findings if finding.verdict is Verdict.FAIL)
 
-    @property
-    def passes(self) -> bool:
-        """Whether every check passed."""
-        return all(finding.verdict is Verdict.PASS for finding in self.findings)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedOutcome:
