@@ -51,6 +51,8 @@ def _path_line(record: CostRecord, path: str, is_verified: bool) -> str:
         if time is None:
             continue
         text = f"{workload.name}: {interval(time.time)} of the time of {time.over}"
+        if time.cpu_time is not None and record.environment.device == "cpu":
+            text += f" ({interval(time.cpu_time)} of its processor time)"
         if memory is not None and memory.memory is not None:
             text += f", {number(memory.memory)} of the memory of {memory.over}"
         parts.append(text)
@@ -143,8 +145,9 @@ def ratio_rows(workload: WorkloadRecord) -> list[tuple[str, ...]]:
     rows = []
     for ratio in workload.ratios:
         if ratio.path in packed and order.index(ratio.path) > order.index(ratio.over):
-            cells = (ratio.cpu_time, ratio.memory, ratio.step_memory, ratio.flops)
-            rows.append((ratio.path, ratio.over, interval(ratio.time), *map(number, cells)))
+            cpu_time = NONE if ratio.cpu_time is None else interval(ratio.cpu_time)
+            cells = (ratio.memory, ratio.step_memory, ratio.flops)
+            rows.append((ratio.path, ratio.over, interval(ratio.time), cpu_time, *map(number, cells)))
     return rows
 
 

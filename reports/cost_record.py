@@ -207,7 +207,7 @@ class RatioRecord(_Frozen):
     path: PathName
     over: PathName
     time: IntervalRecord
-    cpu_time: Positive | None
+    cpu_time: IntervalRecord | None
     """Of processor time; None where a path used none worth counting."""
     memory: Positive | None
     """Of rank-summed peaks."""
@@ -277,6 +277,7 @@ class WorkloadRecord(_Frozen):
                 raise ValueError(f"{self.name}: a ratio of {ratio.path} over {ratio.over}, of which one has no figures")
             for value, expected in (
                 (ratio.time.value, above.median_s / below.median_s),
+                (ratio.cpu_time and ratio.cpu_time.value, _over(above.median_cpu_s, below.median_cpu_s)),
                 (ratio.memory, _over(above.peak_bytes, below.peak_bytes)),
                 (ratio.step_memory, _over(above.step_bytes, below.step_bytes)),
             ):
@@ -294,8 +295,8 @@ class WorkloadRecord(_Frozen):
         return self
 
 
-def _over(above: int | None, below: int | None) -> float | None:
-    """A ratio of bytes; None where either is not known or is 0."""
+def _over(above: float | None, below: float | None) -> float | None:
+    """A ratio; None where either is not known or is 0."""
     return above / below if above and below else None
 
 

@@ -41,8 +41,9 @@ def print_cost(record: CostRecord, console: Console) -> None:
         console.print(Text("held out, after training", style="bold"))
         _print_table(overview.HELD_OUT_COLUMNS, map(overview.cells, held_out), console)
     if record.recorded:
-        console.print(Text("recorded elsewhere, and here", style="bold"))
-        _print_table(overview.RECORDED_COLUMNS, overview.recorded_rows(record), console)
+        console.print(Text(printable(f"recorded elsewhere ({record.recorded[0].check}), and here"), style="bold"))
+        # Why something was not measured is said below.
+        _print_table(overview.RECORDED_COLUMNS[1:-1], (row[1:-1] for row in overview.recorded_rows(record)), console)
     for line in (*record.notes, f"memory: {record.memory_meaning}"):
         console.print(Text(printable(line), style="dim"), soft_wrap=True)
     for line in overview.absent(record):

@@ -22,6 +22,7 @@ class RecordedRatio:
         over: That of the denominator; "vanilla" for the unpacked one.
         time: Ratio of median step times.
         memory: Ratio of rank-summed peaks.
+        data_shape: Shape of the preference file that it was measured on; "" for fixed lengths.
     """
 
     check: str
@@ -29,6 +30,7 @@ class RecordedRatio:
     over: Literal["dense", "vanilla"]
     time: float
     memory: float
+    data_shape: str = ""
 
 
 _MECHANISM = "5 steps, median of prompt-long, balanced and response-long"
@@ -44,10 +46,14 @@ RECORDED: Mapping[str, tuple[RecordedRatio, ...]] = MappingProxyType(
             RecordedRatio("response-long, 20 steps, seeds 17 and 23, 64/192", "sparse", "dense", 0.7647, 0.5968),
         ),
         "ultrafeedback": (
-            RecordedRatio("Argilla UltraFeedback, 20 steps", "sparse", "dense", 0.8097, 0.6521),
-            RecordedRatio("H4 UltraFeedback, 20 steps", "sparse", "dense", 0.8005, 0.6719),
+            RecordedRatio(
+                "Argilla UltraFeedback, 20 steps", "sparse", "dense", 0.8097, 0.6521, "argilla_ultrafeedback"
+            ),
+            RecordedRatio("H4 UltraFeedback, 20 steps", "sparse", "dense", 0.8005, 0.6719, "h4_ultrafeedback"),
         ),
-        "headline": (RecordedRatio("H4 UltraFeedback 512/512, 200 steps", "sparse", "dense", 0.8066, 0.6490),),
+        "headline": (
+            RecordedRatio("H4 UltraFeedback 512/512, 200 steps", "sparse", "dense", 0.8066, 0.6490, "h4_ultrafeedback"),
+        ),
     }
 )
 """By preset."""

@@ -80,7 +80,7 @@ def workload(name: str = "balanced", **changes: Any) -> dict[str, Any]:
         "path": "split",
         "over": "padded",
         "time": {"value": 0.5, "low": 0.45, "high": 0.55},
-        "cpu_time": None,
+        "cpu_time": {"value": 1.0, "low": 0.9, "high": 1.1},
         "memory": 0.75,
         "step_memory": 200 / 300,
         "flops": 0.6,
@@ -240,8 +240,8 @@ def test_a_tie_counts_as_one_half_and_against_a_decision() -> None:
 def test_the_headline_is_over_the_best_unpacked_path_and_says_unverified(make: Callable[..., CostRecord]) -> None:
     (line,) = cost_overview.headline(make())
     assert line == (
-        "split (unverified): over the best unpacked path; balanced: 0.500 [0.450, 0.550] of the time of padded, "
-        "0.750 of the memory of padded"
+        "split (unverified): over the best unpacked path; balanced: 0.500 [0.450, 0.550] of the time of padded "
+        "(1.00 [0.900, 1.10] of its processor time), 0.750 of the memory of padded"
     )
     assert cost_overview.absent(make()) == ["sparse: NOT_APPLICABLE: no backward on cpu"]
 

@@ -75,7 +75,11 @@ def cost(
 
     place = place_from_environment((device or "cpu").partition(":")[0])
     if ranks is not None and ranks > 1 and place is None:
-        raise typer.Exit(start_local_ranks(sys.argv[1:], ranks, _RANKS_TIMEOUT_S))
+        try:
+            raise typer.Exit(start_local_ranks(sys.argv[1:], ranks, _RANKS_TIMEOUT_S))
+        except KeyboardInterrupt:
+            _say_interrupted(out)
+            raise typer.Exit(_INTERRUPTED) from None
     if model is not None:
         option_checks.check_model(model, layers)
     for each in seed or ():
@@ -152,8 +156,8 @@ def _measure(options: CostOptions, place: RankPlace | None, *, as_json: bool, qu
                 with process_group(place, _COLLECTIVE_TIMEOUT_S):
                     record = run_cost(prepared, run_place(DistributedRanks(place.rank, num_ranks)))
     except KeyboardInterrupt:
-        if out is not None and is_first:
-            typer.echo(f"packparity: interrupted: what was measured is in {out}; --resume goes on", err=True)
+        if is_first:
+            _say_interrupted(out)
         raise typer.Exit(_INTERRUPTED) from None
     if not is_first:
         raise typer.Exit(0)
@@ -170,6 +174,11 @@ def _measure(options: CostOptions, place: RankPlace | None, *, as_json: bool, qu
         for path in written:
             console.print(str(path), highlight=False, soft_wrap=True)
     raise typer.Exit(0)
+
+
+def _say_interrupted(out: Path | None) -> None:
+    kept = "nothing was written" if out is None else f"what was measured is in {out}; --resume goes on"
+    typer.echo(f"packparity: interrupted: {kept}", err=True)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ _VANILLA: PathName = "padded"
 
 
 def recorded_ratios(
-    preset: str, workloads: Sequence[WorkloadRecord], not_applicable: dict[str, str]
+    preset: str, workloads: Sequence[WorkloadRecord], not_applicable: dict[str, str], data_shape: str
 ) -> list[RecordedRatioRecord]:
     """The recorded ratios of a preset, each beside the median of those measured here.
 
@@ -21,16 +21,18 @@ def recorded_ratios(
         preset: Name of the preset.
         workloads: What was measured.
         not_applicable: Why a path was not, by its name.
+        data_shape: Shape of the preference file; "" without one.
     """
     entering = [workload for workload in workloads if workload.enters_comparison]
-    return [_beside(recorded, entering, not_applicable) for recorded in RECORDED[preset]]
+    return [_beside(recorded, entering, not_applicable, data_shape) for recorded in RECORDED[preset]]
 
 
 def _beside(
-    recorded: RecordedRatio, workloads: Sequence[WorkloadRecord], not_applicable: dict[str, str]
+    recorded: RecordedRatio, workloads: Sequence[WorkloadRecord], not_applicable: dict[str, str], data_shape: str
 ) -> RecordedRatioRecord:
     over: PathName = _VANILLA if recorded.over == "vanilla" else "dense"
-    ratios = [workload.ratio(recorded.path, over) for workload in workloads]
+    of_this_data = data_shape == recorded.data_shape
+    ratios = [workload.ratio(recorded.path, over) for workload in workloads if of_this_data]
     found = [ratio for ratio in ratios if ratio is not None]
     missing = next((name for name in (recorded.path, over) if name in not_applicable), None)
     memories = [ratio.memory for ratio in found if ratio.memory is not None]
@@ -43,8 +45,14 @@ def _beside(
         over_here=over,
         measured_time=median(ratio.time.value for ratio in found) if found else None,
         measured_memory=median(memories) if memories else None,
-        why_not="" if found else not_applicable[missing] if missing else "the path was not among --paths",
+        why_not="" if found else _why_not(recorded, not_applicable.get(missing or ""), of_this_data),
     )
+
+
+def _why_not(recorded: RecordedRatio, not_applicable: str | None, of_this_data: bool) -> str:
+    if not_applicable:
+        return not_applicable
+    return "the path was not among --paths" if of_this_data else f"--data is not of the shape {recorded.data_shape}"
 
 
 def differing_conditions(

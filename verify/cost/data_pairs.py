@@ -52,6 +52,7 @@ class DrawnPairs:
         groups: The pairs themselves, where a tokenizer was given; else empty.
         file: Base name.
         sha256: Digest of its bytes.
+        shape: Name of the shape of its rows.
         rows_read: Rows of the file.
         counted: How tokens were counted, in words.
         left_out: Drawn rows that are not used, by reason.
@@ -61,6 +62,7 @@ class DrawnPairs:
     groups: tuple[PreferenceGroup, ...]
     file: str
     sha256: str
+    shape: str
     rows_read: int
     counted: str
     left_out: dict[str, int]
@@ -107,6 +109,7 @@ def draw_pairs(file: Path, tokenizer: Path | None, limits: LengthLimits, *, num_
         lengths=tuple(lengths),
         groups=tuple(groups),
         file=file.name,
+        shape="" if shape is None else shape.name,
         sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
         rows_read=rows_read,
         counted=f"tokenizer {tokenizer.resolve().name}"

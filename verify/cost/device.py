@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,19 +58,16 @@ class Device:
 
 def num_compiled() -> int:
     """Graphs that torch has compiled so far: a step in which the number grows has compiled, and is no ordinary one."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
+    loaded = sys.modules.get("torch._dynamo.utils")  # which nothing has loaded where nothing was compiled
+    return 0 if loaded is None else int(loaded.counters["stats"]["unique_graphs"])
 
 
 def peak_resident() -> int | None:
     """The most resident memory of this process since its peak was reset; None where the system does not say."""
-    return _of_status("VmHWM")
-
-
-def resident() -> int | None:
-    """Resident memory of this process now; None where the system does not say."""
-    return _of_status("VmRSS")
+    with suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+    return None
 
 
 def reset_peak_resident() -> bool:
@@ -91,13 +89,4 @@ def load() -> float | None:
     """Processes that wanted a core, the mean over the last minute; None where nobody counts them."""
     with suppress(AttributeError, OSError):
         return os.getloadavg()[0]
-    return None
-
-
-def _of_status(field: str) -> int | None:
-    with suppress(OSError):
-        found = re.search(
-            rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE
-        )
-        return int(found[1]) * 1024 if found else None
     return None

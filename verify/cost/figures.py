@@ -154,6 +154,11 @@ def _over(above: int | None, below: int | None) -> float | None:
     return above / below if above and below else None
 
 
+def _interval(above: Sequence[float], below: Sequence[float], seed: int) -> IntervalRecord:
+    ratio = ratio_of_medians(above, below, seed=seed)
+    return IntervalRecord(value=ratio.value, low=ratio.low, high=ratio.high)
+
+
 def _ratio(
     above: PathFigures,
     below: PathFigures,
@@ -161,14 +166,13 @@ def _ratio(
     batches: Sequence[BatchRecord],
     seed: int,
 ) -> RatioRecord:
-    time = ratio_of_medians(_wall(steps[above.path]), _wall(steps[below.path]), seed=seed)
+    cpu_above, cpu_below = _cpu(steps[above.path]), _cpu(steps[below.path])
     flops = [[batch.forward_flops[each.path] for batch in batches if batch.forward_flops] for each in (above, below)]
-    has_cpu = above.median_cpu_s > 0 and below.median_cpu_s > 0
     return RatioRecord(
         path=above.path,
         over=below.path,
-        time=IntervalRecord(value=time.value, low=time.low, high=time.high),
-        cpu_time=above.median_cpu_s / below.median_cpu_s if has_cpu else None,
+        time=_interval(_wall(steps[above.path]), _wall(steps[below.path]), seed),
+        cpu_time=_interval(cpu_above, cpu_below, seed) if min(*cpu_above, *cpu_below) > 0 else None,
         memory=_over(above.peak_bytes, below.peak_bytes),
         step_memory=_over(above.step_bytes, below.step_bytes),
         flops=sum(flops[0]) / sum(flops[1]) if flops[0] else None,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reports.cost_record import HeldOutRecord, MemoryMeasure, StepRecord
 from verify.cost.clock import Clock, timed
-from verify.cost.device import Device, num_compiled, peak_resident, resident
+from verify.cost.device import Device, num_compiled, peak_resident
 from verify.cost.journal import Done, Journal
 from verify.cost.kept_states import KeptStates
 from verify.cost.live_bytes import LiveBytes
@@ -170,7 +170,8 @@ def _step(bench: Bench, path: Path, batch: Batch, phase: Phase, round_number: in
     gc.collect()
     bench.ranks.wait_for_all()
     compiled, losses = num_compiled(), list[Tensor]()
-    allocated, resident_before = bench.device.reset_peaks(), resident()
+    allocated = bench.device.reset_peaks()
+    resident_before = peak_resident()  # just reset, so that it is what is resident; VmRSS itself lags behind
     duration = timed(
         lambda: losses.append(bench.trainer.step(path.subject, batch)), bench.device.synchronise, bench.clock
     )

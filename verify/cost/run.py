@@ -130,7 +130,7 @@ def _run(prepared: PreparedCost, place: RunPlace) -> CostRecord:
         memory_meaning=MEMORY_MEANINGS[bench.memory_measure],
         paths=paths,
         workloads=workloads,
-        recorded=recorded_ratios(preset.name, workloads, not_applicable) if preset else [],
+        recorded=recorded_ratios(preset.name, workloads, not_applicable, _shape(prepared)) if preset else [],
         conditions=_conditions(prepared, model) if preset else [],
         data=_data(prepared),
         procedure=procedure(bench.memory_measure),
@@ -265,8 +265,12 @@ def _conditions(prepared: PreparedCost, model: ModelRecord) -> list[Any]:
     )
 
 
+def _shape(prepared: PreparedCost) -> str:
+    return prepared.data.shape if prepared.data else ""
+
+
 def _data(prepared: PreparedCost) -> Settings:
     if prepared.data is None:
         return {}
     data = asdict(prepared.data)
-    return {name: data[name] for name in ("file", "sha256", "rows_read", "counted", "left_out")}
+    return {name: data[name] for name in ("file", "sha256", "shape", "rows_read", "counted", "left_out")}

@@ -204,5 +204,8 @@ def _ranks(ranks: list[int]) -> str:
 
 def one_line(error: BaseException) -> str:
     """What was raised, in one line; of bad input only what is wrong with it."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, ValueError):
+        return " ".join(str(error).split())
+    from verify.subject import said_by  # not above: it loads torch, and whoever only starts ranks does without
+
+    return said_by(error)

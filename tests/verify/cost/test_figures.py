@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reports.cost_record import PathFigures, RatioRecord, StepRecord, WorkloadRecord
+from verify.cost.comparison import recorded_ratios
 from verify.cost.figures import workload_record
 from verify.cost.journal import Done
 from verify.cost.paths import PATHS
@@ -91,3 +92,28 @@ def test_time_ratio_and_best_unpacked_path(record: WorkloadRecord) -> None:
     assert ratio(record).time.value == 1.5 / 3
     assert (record.best_unpacked_time, record.best_unpacked_memory) == ("padded", "padded")
     assert figures(record, "padded").steps_compiled == 1
+
+
+@pytest.mark.parametrize(
+    ("data_shape", "reasons"),
+    [
+        ("h4_ultrafeedback", ["--data is not of the shape argilla_ultrafeedback", "no backward"]),
+        ("argilla_ultrafeedback", ["no backward", "--data is not of the shape h4_ultrafeedback"]),
+    ],
+)
+def test_a_recorded_ratio_stands_beside_what_was_measured_on_data_of_its_kind(
+    record: WorkloadRecord, data_shape: str, reasons: list[str]
+) -> None:
+    beside = recorded_ratios("ultrafeedback", [record], {}, data_shape)
+    assert [each.why_not for each in beside if each.why_not != "the path was not among --paths"] == [
+        reason for reason in reasons if reason != "no backward"
+    ]
+    measured = record.model_copy(update={"ratios": [_renamed(ratio(record), "sparse", "dense")]})
+    found = [each.measured_time for each in recorded_ratios("ultrafeedback", [measured], {}, data_shape)]
+    assert sorted(found, key=str) == [0.5, None]
+    absent = recorded_ratios("mechanism", [record], {"sparse": "no backward on cpu"}, "")
+    assert [each.why_not for each in absent] == ["no backward on cpu"] * 2 + ["the path was not among --paths"]
+
+
+def _renamed(found: RatioRecord, path: str, over: str) -> RatioRecord:
+    return found.model_copy(update={"path": path, "over": over})
