@@ -36,7 +36,9 @@ def headline(record: PreflightRecord) -> str:
     proven = sum(row.finding.outcome == "GO" for row in rows(record))
     not_judged = [row.finding.name for row in rows(record) if row.finding.outcome == "ABSTAINS"]
     without = f"; NOT judged: {', '.join(dict.fromkeys(not_judged))}" if not_judged else ""
-    return f"GO: {plural(proven, 'finding')} on {plural(record.world_size, 'rank')}, none against it{without}"
+    devices = " and ".join(dict.fromkeys(rank.device.partition(",")[0] for rank in record.ranks)) or "no device"
+    ranks = f"{plural(record.world_size, 'rank')} ({devices})"
+    return f"GO: {plural(proven, 'finding')} on {ranks}, none against it{without}"
 
 
 def measures(finding: PreflightFinding) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ _HELP_DEVICE = "cpu or cuda; cuda where torch sees a GPU."
 _HELP_BACKEND = (
     "A backend that must be shown to run: dense-sdpa, flex or split; repeatable. Any one of them if not given."
 )
+_HELP_DTYPE = "float64, float32, bfloat16, or mixed-bfloat16 (float32 shards, bfloat16 passes)."
 _HELP_TIMEOUT = "Seconds that a probe may take; a rank that hangs for longer ends the run."
 _HELP_SILENCE = "Seconds without a sign of life after which a rank counts as lost."
 _HELP_ORACLE = "Layers on which the float64 oracle runs; as many as fit if not given."
@@ -24,7 +25,7 @@ def preflight(
     model: Annotated[str, typer.Option(help=_HELP_MODEL)] = "tiny",
     layers: Annotated[int | None, typer.Option(help="Depth of the model; published if not given.", min=1)] = None,
     oracle_layers: Annotated[int | None, typer.Option(help=_HELP_ORACLE, min=1)] = None,
-    dtype: Annotated[str, typer.Option(help="float64, float32 or bfloat16: of weights and passes.")] = "float32",
+    dtype: Annotated[str, typer.Option(help=_HELP_DTYPE)] = "float32",
     backend: Annotated[list[str] | None, typer.Option(help=_HELP_BACKEND)] = None,
     device: Annotated[str | None, typer.Option(help=_HELP_DEVICE)] = None,
     profile: Annotated[str, typer.Option(help="Machine whose settings are checked: none or gb10.")] = "none",

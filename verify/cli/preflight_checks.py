@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from verify.cli import option_checks
+from verify.sharded.scenarios import check_precisions
 
 _BACKENDS = ("dense-sdpa", "flex", "split")
 _PROFILES = ("none", "gb10")
@@ -23,7 +24,7 @@ def check_preflight_options(
     """Refuse names that nothing bears. Files are looked at by every rank, so that one that lacks them is named."""
     if not _looks_like_a_path(model):
         option_checks.check_model(model, layers)
-    option_checks.check_dtypes((dtype,))
+    check_precisions((dtype,))
     for what, names, known in (("backend", backends, _BACKENDS), ("profile", (profile,), _PROFILES)):
         for name in names:
             if name not in known:

@@ -11,11 +11,11 @@ from verify.models.memory import num_weights
 
 _FLOAT64_BYTES = 8
 _SHARE_OF_MEMORY = 0.5
-"""Of what a rank has of its host: the oracle's weights and activations are an estimate."""
+"""Of what a rank has: what autograd keeps is an estimate, and passes of the model itself come after."""
 _SHARE_OF_TIME = 0.25
 """Of the time that a probe may take."""
-_FLOPS_PER_S = 50e9
-"""In float64 on a few cores of a CPU (65 GFLOP/s measured on two)."""
+_EFFICIENCY = 0.5
+"""Of the speed of one large product of matrices."""
 _FLOPS_PER_WEIGHT = 8
 """For each token: forward passes of policy and reference, and a backward pass of twice as many."""
 
@@ -28,39 +28,57 @@ class OracleDepth:
     why_cut: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleMeans:
+    """What the oracle has on the slowest and fullest rank.
+
+    Args:
+        available_bytes: Memory of the device for one rank; None where it is not known.
+        flops_per_s: Of products of matrices in float64.
+        stage_s: Seconds that a probe may take.
+    """
+
+    available_bytes: int | None
+    flops_per_s: float
+    stage_s: float
+
+
 def oracle_depth(
     config: NamedConfig,
     lora: LoraSpec,
     *,
     num_layers: int,
     num_tokens: int,
+    tokens_of_group: int,
     itemsize: int,
-    host_bytes: int | None,
-    stage_s: float,
+    means: OracleMeans,
 ) -> OracleDepth:
     """The largest depth whose oracle fits into memory and time.
+
+    The oracle keeps weights as they are, with the largest one and the activations of one group in float64.
 
     Args:
         config: Sizes of the model.
         lora: The adapters.
         num_layers: Depth of the model.
-        num_tokens: Of all sequences of a case.
-        itemsize: Bytes of a weight of the model, which lies whole beside the oracle's copy.
-        host_bytes: Memory of the machine for this rank; None where it is not known.
-        stage_s: Seconds that a probe may take.
+        num_tokens: Of all sequences that one rank's oracle runs on.
+        tokens_of_group: Of the sequences of the largest group.
+        itemsize: Bytes of a weight.
+        means: What there is.
 
     Returns:
         The depth, at least one layer: whether that fits is then seen.
     """
+    whole = ""
+    largest = max(config.vocab_size, config.intermediate_size) * config.hidden_size * _FLOAT64_BYTES
     for depth in range(num_layers, 0, -1):
         weights = num_weights(config, depth, lora)
-        kept = (depth * kept_per_token(config, lora) + 2 * _FLOAT64_BYTES * config.vocab_size) * num_tokens
-        needed = weights * (itemsize + _FLOAT64_BYTES) + kept
-        seconds = _FLOPS_PER_WEIGHT * weights * num_tokens / _FLOPS_PER_S
-        fits = host_bytes is None or needed <= _SHARE_OF_MEMORY * host_bytes
-        if depth == num_layers:
-            whole = f"{size(needed)} and about {seconds:.0f} s of float64 at full depth"
-        if fits and seconds <= _SHARE_OF_TIME * stage_s:
+        kept = (depth * kept_per_token(config, lora) + 2 * _FLOAT64_BYTES * config.vocab_size) * tokens_of_group
+        needed = weights * itemsize + largest + kept
+        seconds = _FLOPS_PER_WEIGHT * weights * num_tokens / (_EFFICIENCY * means.flops_per_s)
+        whole = whole or f"all of them would take {size(needed)} and about {seconds:.0f} s in float64"
+        fits = means.available_bytes is None or needed <= _SHARE_OF_MEMORY * means.available_bytes
+        if fits and seconds <= _SHARE_OF_TIME * means.stage_s:
             return OracleDepth(num_layers=depth, why_cut="" if depth == num_layers else whole)
     return OracleDepth(num_layers=1, why_cut="" if num_layers == 1 else whole)
 

@@ -22,12 +22,10 @@ class Gathered:
     Args:
         machine: Of this rank.
         ranks: Who runs where.
-        host_bytes: MemAvailable of each rank's machine, shared by its ranks; the least of them all.
     """
 
     machine: Machine
     ranks: tuple[PreflightRank, ...]
-    host_bytes: int | None
 
 
 def look_around(options: PreflightOptions, meeting: Meeting) -> Gathered:
@@ -63,7 +61,4 @@ def look_around(options: PreflightOptions, meeting: Meeting) -> Gathered:
             driver=machine.device.driver,
         )
     )
-    host = machine.memory.available_bytes
-    shares = meeting.gathered(None if host is None else host // machine.processes)
-    known = [share for share in shares if share is not None]
-    return Gathered(machine=machine, ranks=tuple(ranks), host_bytes=min(known) if len(known) == len(shares) else None)
+    return Gathered(machine=machine, ranks=tuple(ranks))

@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ _PACKAGES = (
 )  # fmt: skip
 _OURS = ("verify", "packed_impl", "reference_impl", "reports")
 _SETTINGS = ("NCCL_", "TORCH_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "TRITON_", "PYTORCH_", "GLOO_", "OMP_NUM_THREADS")
-_OF_THE_MACHINE = frozenset(
-    {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "TRITON_CACHE_DIR", "TORCH_HOME"}
-)
+_OF_THE_MACHINE = frozenset({
+    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "TRITON_CACHE_DIR",
+    "TRITON_PTXAS_PATH", "TORCH_HOME",
+})  # fmt: skip
 """Settings that name what a machine has, and so may differ between machines."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _MEMINFO = Path("/proc/meminfo")
@@ -49,7 +51,6 @@ class Device:
         capability: Compute capability, (0, 0) for a CPU.
         total_bytes: What torch reports; None for a CPU, as the next.
         free_bytes: What ``mem_get_info`` reports; on unified memory it leaves reclaimable page cache out.
-        shared_bytes_per_block: Shared memory that a block of threads may have; None where it is not known.
         driver: Version of the kernel driver; "" for a CPU.
         cuda: Version of CUDA that torch was built with; "" for a CPU.
         nccl: Version of NCCL; "" for a CPU.
@@ -59,7 +60,6 @@ class Device:
     capability: tuple[int, int] = (0, 0)
     total_bytes: int | None = None
     free_bytes: int | None = None
-    shared_bytes_per_block: int | None = None
     driver: str = ""
     cuda: str = ""
     nccl: str = ""
@@ -196,7 +196,6 @@ def read_device(device: str) -> Device:
         capability=(int(properties.major), int(properties.minor)),
         total_bytes=int(properties.total_memory),
         free_bytes=int(free),
-        shared_bytes_per_block=getattr(properties, "shared_memory_per_block_optin", None),
         driver=read_driver(),
         cuda=torch.version.cuda or "",
         nccl=".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
@@ -241,6 +240,19 @@ def memory_capped(device: str, fraction: float) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def float64_flops_per_s(device: str) -> float:
+    """Speed of products of matrices in float64, the best of three."""
+    a = torch.ones(1024, 1024, dtype=torch.float64, device=device)
+    seconds = []
+    for _ in range(3):
+        synchronise(device)
+        started = time.perf_counter()
+        a @ a
+        synchronise(device)
+        seconds.append(time.perf_counter() - started)
+    return 2 * 1024**3 / max(min(seconds), 1e-9)
 
 
 def synchronise(device: str) -> None:

@@ -4,53 +4,96 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from verify.cases import Case
 from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup, TokenIds
+from verify.subjects.sharded import HONEST, ShardedStages
 
 _TINY = ("five-uneven-groups", "length-129")
 """More groups than ranks, and unevenly many; and one group, which leaves the other ranks without."""
 _LENGTHS = ((62, 49, 38), (41, 30, 78), (97, 64, 21), (33, 12, 90))
 """Prompt, chosen and rejected of made-up pairs; about 150 tokens, as a pass of a model of real size takes seconds."""
+_GROUPS_OF_CASE = 4
 
 
-def parity_cases(*, vocab_size: int, seed: int, world_size: int, is_tiny: bool) -> tuple[Case, ...]:
-    """Cases of a run without data.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityCase:
+    """A case, and the rank that has its first group; the next has the next, and so on around."""
+
+    case: Case
+    first_rank: int = 0
+
+    @property
+    def stages(self) -> ShardedStages:
+        """The honest stages, with the groups dealt from that rank on."""
+        return replace(HONEST, assign=self._assign)
+
+    def _assign(self, num_groups: int, world_size: int) -> Sequence[Sequence[int]]:
+        return [
+            [place for place in range(num_groups) if (self.first_rank + place) % world_size == rank]
+            for rank in range(world_size)
+        ]
+
+
+def tiny_parity_cases(vocab_size: int, seed: int) -> tuple[ParityCase, ...]:
+    """Cases of a model whose passes take milliseconds."""
+    cases = {case.name: case for case in tiny_cases(vocab_size, seed)}
+    return tuple(ParityCase(case=cases[name], first_rank=index) for index, name in enumerate(_TINY))
+
+
+def made_up_pairs(vocab_size: int, seed: int, number: int) -> list[PreferenceGroup]:
+    """Pairs of random tokens whose lengths differ from one to the next.
 
     Args:
         vocab_size: Token ids are drawn from [0, vocab_size).
         seed: Of the token ids.
-        world_size: Number of ranks.
-        is_tiny: A pass takes milliseconds.
-
-    Returns:
-        The cases; every rank but one has a group, one rank has two.
+        number: How many.
     """
-    if is_tiny:
-        cases = {case.name: case for case in tiny_cases(vocab_size, seed)}
-        return tuple(cases[name] for name in _TINY)
     rng = random.Random(seed)
 
     def tokens(count: int) -> TokenIds:
         return tuple(rng.randrange(vocab_size) for _ in range(count))
 
-    groups = tuple(
-        PreferenceGroup(tokens(prompt), (tokens(chosen),), (tokens(rejected),))
-        for prompt, chosen, rejected in (_LENGTHS[number % len(_LENGTHS)] for number in range(world_size + 1))
+    lengths = (_LENGTHS[index % len(_LENGTHS)] for index in range(number))
+    return [PreferenceGroup(tokens(p), (tokens(c),), (tokens(r),)) for p, c, r in lengths]
+
+
+def parity_cases(groups: Sequence[PreferenceGroup], world_size: int) -> tuple[ParityCase, ...]:
+    """Cases of a model of real size: one group more than ranks, so that every rank runs kernels on one.
+
+    The groups are cut into cases of a few, since oracle and single process run a case on one rank, and ranks share the
+    cases. Where there are fewer groups than are needed they come again.
+
+    Args:
+        groups: At least one.
+        world_size: Number of ranks.
+
+    Returns:
+        The cases.
+    """
+    needed = [groups[index % len(groups)] for index in range(world_size + 1)]
+    starts = range(0, len(needed), _GROUPS_OF_CASE)
+    return tuple(
+        ParityCase(
+            case=Case(
+                name=f"pairs-{number}",
+                why="groups of ordinary length, dealt out from another rank in each case",
+                groups=tuple(needed[start : start + _GROUPS_OF_CASE]),
+            ),
+            first_rank=start % world_size,
+        )
+        for number, start in enumerate(starts)
     )
-    return (Case(name="made-up-pairs", why="pairs of about 150 tokens, one more than ranks", groups=groups),)
 
 
-def cases_of_data(groups: Sequence[PreferenceGroup]) -> tuple[Case, ...]:
-    """One case of the groups that were drawn from the data."""
-    return (Case(name="pairs-of-the-data", why="groups of the data, spread over its lengths", groups=tuple(groups)),)
-
-
-def only_pairs(case: Case) -> Case | None:
-    """The case with its pairs alone, for steps that call the model once per response; None without a pair.
+def all_pairs(cases: Sequence[ParityCase]) -> ParityCase | None:
+    """One case of the pairs of all, for steps that call the model once per response; None without a pair.
 
     Ranks have to call a sharded model equally often, and unpacked calls are as many as responses.
     """
-    pairs = tuple(group for group in case.groups if group.is_pair)
-    return Case(name=case.name, why=case.why, groups=pairs, objective_name=case.objective_name) if pairs else None
+    pairs = tuple(group for each in cases for group in each.case.groups if group.is_pair)
+    if not pairs:
+        return None
+    return ParityCase(case=Case(name="all-pairs", why="the pairs of all cases", groups=pairs))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX, NamedConfig
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
@@ -15,6 +17,7 @@ from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions
 from verify.preflight.profiles import PROFILES, Profile
 from verify.preflight.signs import Limits
 from verify.preflight.step_memory import PlannedBatch, cut_config
+from verify.sharded.scenarios import PRECISIONS
 from verify.subjects.kernel_attention import KERNEL_BACKENDS
 
 
@@ -50,6 +53,21 @@ class PreflightPlan:
         return is_tiny(self.options.model)
 
     @property
+    def computes(self) -> str:
+        """Name of the dtype of passes."""
+        return PRECISIONS[self.options.dtype].computes
+
+    @property
+    def weights(self) -> torch.dtype:
+        """Of the shards."""
+        return DTYPES[PRECISIONS[self.options.dtype].weights]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight in passes."""
+        return DTYPES[self.computes].itemsize
+
+    @property
     def can_be_cut(self) -> bool:
         """Whether the depth can be chosen."""
         return not self.model.family
@@ -83,7 +101,7 @@ class PreflightPlan:
             "checkpoint": self.model.is_checkpoint,
             "data": self.options.data is not None,
         }
-        if self.options.dtype != "bfloat16":  # whose rounding may hide a planted fault
+        if self.computes != "bfloat16":  # whose rounding may hide a planted fault
             named += [f"{planted.PROBE} {part}" for part in planted.PLANTED]
         return [*ALWAYS_REQUIRED, *named, *(name for name, asked in given.items() if asked)]
 
@@ -135,11 +153,6 @@ def make_plan(options: PreflightOptions) -> PreflightPlan:
 def is_tiny(model: str) -> bool:
     """Whether an embedded tiny model, or a tiny one of a family, is asked for."""
     return model.lower() in TINY_CONFIGS or model.lower().startswith(TINY_PREFIX)
-
-
-def itemsize_of(dtype: str) -> int:
-    """Bytes of a weight."""
-    return DTYPES[dtype].itemsize
 
 
 def _sizes(model: ModelRequest, config: Any) -> NamedConfig | None:

@@ -47,9 +47,9 @@ class Leaking:
         return self.subject.per_token_logps(model, fed)
 
 
-def without_world_size() -> ShardedStages:
+def without_world_size(stages: ShardedStages = HONEST) -> ShardedStages:
     """The honest stages, but for a loss that FSDP's average over ranks divides once more."""
-    return replace(HONEST, share=lambda units: units.micro_batch / units.batch)
+    return replace(stages, share=lambda units: units.micro_batch / units.batch)
 
 
 def noticed(part: str, verdict: Verdict, judgements: Sequence[tuple[str, Judgement]], dtype: str) -> Finding:

@@ -10,11 +10,13 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from reports.words import count, plural, size
-from verify.data.load import LoadedPairs, load_pairs
+from verify.data.load import load_pairs
+from verify.groups import PreferenceGroup
 from verify.models.checkpoint import CheckpointError, read_config, weight_files
 from verify.preflight.finding import Finding, abstains, go, no_go
 
 CHECKPOINT, DATA = "checkpoint", "data"
+_TOUCHED_BYTES = 2**16
 _HINT_CHECKPOINT = "give the folder of a whole safetensors checkpoint, under a path that every machine has"
 _HINT_DATA = "give a file and a tokenizer that every machine can read (packparity data FILE says more)"
 
@@ -26,12 +28,12 @@ class Read:
     Args:
         finding: The finding of this rank.
         contents: Digests by name; empty where nothing was read.
-        pairs: The pairs, of data.
+        groups: Groups that were drawn, of data.
     """
 
     finding: Finding
     contents: dict[str, str] = field(default_factory=dict)
-    pairs: LoadedPairs | None = None
+    groups: tuple[PreferenceGroup, ...] = ()
 
 
 def read_checkpoint(folder: Path | None) -> Read:
@@ -86,17 +88,15 @@ def read_data(
     data: Path | None,
     tokenizer: Path | None,
     *,
-    num_pairs: int,
     seed: int,
     max_tokens: int | None,
     vocab_size: int,
 ) -> Read:
-    """Read a preference file as a whole, and draw pairs from it.
+    """Read a preference file as a whole, and draw a few pairs from it, spread over the lengths.
 
     Args:
         data: The file; None for none.
         tokenizer: Folder of the tokenizer.
-        num_pairs: How many pairs to draw.
         seed: Seed of the draw.
         max_tokens: Most tokens of a packed pair; longer ones are left out and counted.
         vocab_size: Of the model.
@@ -107,13 +107,28 @@ def read_data(
     if data is None or tokenizer is None:
         return Read(finding=abstains(DATA, "no --data was named: made-up tokens stand for pairs"))
     try:
-        pairs = load_pairs(
-            data, tokenizer, num_pairs=num_pairs, seed=seed, max_tokens=max_tokens, vocab_size=vocab_size
-        )
+        pairs = load_pairs(data, tokenizer, num_pairs=None, seed=seed, max_tokens=max_tokens, vocab_size=vocab_size)
     except (ValueError, OSError) as error:
         return Read(finding=no_go(DATA, str(error), _HINT_DATA))
     longest = max(pairs.lengths, key=lambda lengths: lengths.total_tokens)
     said = f"{data.name}: {pairs.describe()}; the longest packed pair has {count(longest.total_tokens)} tokens"
     contents = {"data sha256": pairs.sha256, "tokenizer sha256": str(pairs.tokenizer.tokenizer_sha256)}
     contents["chat template sha256"] = str(pairs.tokenizer.chat_template_sha256)
-    return Read(finding=go(DATA, said, measures={"rows": float(pairs.rows_read)}), contents=contents, pairs=pairs)
+    return Read(
+        finding=go(DATA, said, measures={"rows": float(pairs.rows_read)}), contents=contents, groups=pairs.groups
+    )
+
+
+def touch_data(data: Path | None) -> Read:
+    """Read the first and the last bytes of a preference file, which another rank of this machine reads as a whole."""
+    if data is None:
+        return Read(finding=abstains(DATA, "no --data was named: made-up tokens stand for pairs"))
+    try:
+        with data.open("rb") as stream:
+            stream.read(_TOUCHED_BYTES)
+            total = stream.seek(0, 2)
+            stream.seek(max(0, total - _TOUCHED_BYTES))
+            stream.read(_TOUCHED_BYTES)
+    except OSError as error:
+        return Read(finding=no_go(DATA, f"{data}: {error.strerror}", _HINT_DATA))
+    return Read(finding=go(DATA, f"{data.name}: {size(total)}, which rank 0 of each machine reads as a whole"))

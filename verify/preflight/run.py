@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+from verify.groups import PreferenceGroup
 from verify.models.dtypes import DTYPES
 from verify.preflight import collectives, readable
 from verify.preflight.agreement import agreement
@@ -31,7 +32,7 @@ def look_at_devices(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -
     device = meeting.place.device
 
     def works() -> Iterable[Finding]:
-        ones = torch.ones(64, 64, device=device, dtype=DTYPES[plan.options.dtype])
+        ones = torch.ones(64, 64, device=device, dtype=DTYPES[plan.computes])
         total = float((ones @ ones).sum())
         synchronise(device)
         if total != 64.0**3:
@@ -58,11 +59,11 @@ def look_at_devices(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -
     meeting.together(collectives.bandwidth(meeting.gathered(collectives.measure_times(device, sizes))))
 
 
-def look_at_files(plan: PreflightPlan, meeting: Meeting, num_pairs: int) -> readable.Read:
+def look_at_files(plan: PreflightPlan, meeting: Meeting) -> Sequence[PreferenceGroup]:
     """Checkpoint and data: whether every rank can read them, and reads the same.
 
     Returns:
-        What this rank read of the data.
+        Groups of the data, the same on all ranks; none without.
     """
     options = plan.options
     folder = Path(options.model) if plan.model.is_checkpoint else None
@@ -71,14 +72,15 @@ def look_at_files(plan: PreflightPlan, meeting: Meeting, num_pairs: int) -> read
         return readable.read_data(
             options.data,
             options.tokenizer,
-            num_pairs=num_pairs,
             seed=options.seed,
             max_tokens=options.max_tokens,
             vocab_size=plan.vocab_size,
         )
 
     _read_alike(readable.CHECKPOINT, meeting, lambda: readable.read_checkpoint(folder))
-    return _read_alike(readable.DATA, meeting, data)
+    # A file is read as a whole once on each machine; the groups that rank 0 drew are those of the run.
+    read = data if meeting.place.local_rank == 0 else lambda: readable.touch_data(options.data)
+    return meeting.gathered(_read_alike(readable.DATA, meeting, read).groups)[0]
 
 
 def _read_alike(probe: str, meeting: Meeting, read: Callable[[], readable.Read]) -> readable.Read:
@@ -90,7 +92,8 @@ def _read_alike(probe: str, meeting: Meeting, read: Callable[[], readable.Read])
 
     meeting.alone(probe, reading)
     contents = meeting.gathered(done[0].contents)
-    if all(contents):
+    contents = [each for each in contents if each]
+    if len(contents) > 1:
         same = agreement(probe, contents, hint="copy the same files to every machine")
         meeting.together([Finding(probe=probe, part="alike", outcome=same.outcome, seen=same.seen, hint=same.hint)])
     return done[0]
@@ -108,7 +111,7 @@ def look_at_memory(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) ->
                     plan.model.lora,
                     plan.batch,
                     plan.backends,
-                    dtype=DTYPES[plan.options.dtype],
+                    dtype=plan.weights,
                     device_type=torch.device(meeting.place.device).type,
                     world_size=meeting.place.world_size,
                 )
@@ -135,7 +138,7 @@ def look_at_kernels(plan: PreflightPlan, meeting: Meeting) -> tuple[str, ...]:
     """
     target = Target(
         sizes=plan.heads,
-        dtype=DTYPES[plan.options.dtype],
+        dtype=DTYPES[plan.computes],
         device=meeting.place.device,
         policy=load_policy(None),
         seed=plan.options.seed,

@@ -109,38 +109,42 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
             else:
                 _probe(draft, meeting, gathered)
             meeting.enter("report")
-            meeting.gathered(None)  # nobody leaves before all have come this far
+            record = draft.record()
+            finished(record)  # inside: where rank 0 cannot write, all ranks end with the status that says so
+            meeting.gathered(None)
     except ValueError:
         raise
     except Exception as error:  # a rank was lost, or a probe that needs all ranks failed
         finished.early(draft, " ".join(str(error).split()))
         raise
-    record = draft.record()
-    finished(record)
     return record
 
 
 def _probe(draft: Draft, meeting: Meeting, gathered: Gathered) -> None:
     # Here and not above: transformers and peft take seconds to load, and ranks that differ should not wait for them.
     from verify.preflight import run
-    from verify.preflight.parity import FULL_DEPTH, choose_judging, look_at_parity
+    from verify.preflight.full_depth import FULL_DEPTH
+    from verify.preflight.parity import look_at_parity
+    from verify.preflight.parity_setting import choose_setting
     from verify.preflight.plan import make_plan
 
+    if meeting.place.device == "cpu":
+        draft.limits.append("any GPU: everything was computed on the CPU")
     meeting.enter("options")
     plan = make_plan(draft.options)
     draft.required = plan.required
     with memory_capped(meeting.place.device, plan.profile.memory_fraction(gathered.machine.device.total_bytes or 1)):
         run.look_at_devices(plan, meeting, gathered)
-        read = run.look_at_files(plan, meeting, num_pairs=meeting.place.world_size + 1)
+        groups = run.look_at_files(plan, meeting)
         run.look_at_memory(plan, meeting, gathered)
         if meeting.is_wrong("devices", "collectives", "checkpoint", "data", "memory headroom"):
             draft.limits.append("kernels and parity: nothing is loaded where what comes first is wrong")
             return
         backends = run.look_at_kernels(plan, meeting)
-        judging = choose_judging(plan, meeting, gathered, backends, read.pairs)
-        draft.limits += judging.limits
-        draft.required += [FULL_DEPTH] if judging.is_cut else []
-        look_at_parity(judging, meeting)
+        setting = choose_setting(plan, meeting, gathered, backends, groups)
+        draft.limits += setting.limits
+        draft.required += [FULL_DEPTH] if setting.is_cut else []
+        look_at_parity(setting, meeting)
 
 
 class _Once:

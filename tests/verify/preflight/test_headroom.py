@@ -14,7 +14,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import num_weights
 from verify.models.random_weights import hf_config
 from verify.models.request import ModelRequest, build_model
-from verify.preflight.depth import OracleDepth, kept_per_token, oracle_depth
+from verify.preflight.depth import OracleDepth, OracleMeans, kept_per_token, oracle_depth
 from verify.preflight.headroom import available_bytes, check_headroom
 from verify.preflight.machine import Device, Machine, Memory
 from verify.preflight.profiles import PROFILES
@@ -114,16 +114,16 @@ def test_the_estimate_for_the_oracle_is_no_less_than_what_autograd_keeps_and_no_
     assert sum(kept.values()) <= estimate <= 2 * sum(kept.values())
 
 
-def depth(host_bytes: int | None, stage_s: float = 1e9, *, model: str = "qwen3-8b") -> OracleDepth:
+def depth(available: int | None, *, stage_s: float = 1e9, model: str = "qwen3-8b", flops: float = 5e10) -> OracleDepth:
     config = named_config(model)
     return oracle_depth(
         config,
         LoraSpec(),
         num_layers=config.num_hidden_layers,
-        num_tokens=BATCH.tokens,
+        num_tokens=4 * BATCH.tokens,
+        tokens_of_group=BATCH.tokens,
         itemsize=2,
-        host_bytes=host_bytes,
-        stage_s=stage_s,
+        means=OracleMeans(available_bytes=available, flops_per_s=flops, stage_s=stage_s),
     )
 
 
@@ -136,7 +136,8 @@ def test_the_oracle_runs_on_as_many_layers_as_fit() -> None:
 
 
 def test_the_oracle_runs_on_as_many_layers_as_there_is_time_for_and_says_why() -> None:
-    found = depth(None, stage_s=600)
-    assert found.num_layers < 36
-    assert "at full depth" in found.why_cut
+    found = depth(None, stage_s=30_000)
+    assert 1 < found.num_layers < 36
+    assert "all of them would take" in found.why_cut
+    assert depth(None, stage_s=30_000, flops=5e13) == OracleDepth(num_layers=36)
     assert depth(None, stage_s=600, model="tiny").why_cut == ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from verify.budget import Budget
 from verify.groups import PreferenceGroup
 from verify.judgement import Judgement
 from verify.preflight.judging import finding_of
-from verify.preflight.parity_cases import only_pairs, parity_cases
+from verify.preflight.parity_cases import all_pairs, made_up_pairs, parity_cases, tiny_parity_cases
 from verify.preflight.planted import LEAK, Leaking, noticed, without_world_size
 from verify.subjects.sharded import HONEST, Units
 from verify.verdict import Verdict
@@ -73,14 +75,36 @@ def test_the_other_planted_fault_is_a_world_size_away_from_the_honest_share() ->
     assert HONEST.share(units) == 4 * without_world_size().share(units)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_cases_of_real_size_leave_no_rank_without_a_group_and_one_with_two(world_size: int) -> None:
-    (case,) = parity_cases(vocab_size=1000, seed=0, world_size=world_size, is_tiny=False)
-    assert len(case.groups) == world_size + 1
-    assert len({len(group.prompt_ids) for group in case.groups}) > 1
-    assert only_pairs(case) == case
+@pytest.mark.parametrize("world_size", [2, 3, 8, 64])
+def test_every_rank_has_a_group_of_real_size_and_no_case_is_large(world_size: int) -> None:
+    cases = parity_cases(made_up_pairs(1000, 0, world_size + 1), world_size)
+    of_rank = [
+        sum(len(each.stages.assign(len(each.case.groups), world_size)[rank]) for each in cases)
+        for rank in range(world_size)
+    ]
+    assert sum(of_rank) == world_size + 1
+    assert min(of_rank) == 1
+    assert max(len(each.case.groups) for each in cases) <= 4
+    assert len({each.case.name for each in cases}) == len(cases)
+
+
+def test_every_group_is_dealt_to_one_rank_whichever_is_first() -> None:
+    (case, *_) = tiny_parity_cases(257, 0)
+    for first_rank in range(3):
+        dealt = replace(case, first_rank=first_rank).stages.assign(5, 3)
+        assert sorted(place for places in dealt for place in places) == list(range(5))
+        assert 0 in dealt[first_rank]
+
+
+def test_few_groups_of_the_data_come_again_until_every_rank_has_one() -> None:
+    groups = made_up_pairs(1000, 0, 2)
+    cases = parity_cases(groups, 4)
+    assert [group for each in cases for group in each.case.groups] == [groups[n % 2] for n in range(5)]
 
 
 def test_unpacked_steps_are_run_on_pairs_alone() -> None:
-    cases = parity_cases(vocab_size=257, seed=0, world_size=2, is_tiny=True)
-    assert all(only_pairs(case) is not None for case in cases)
+    pair, three = made_up_pairs(1000, 0, 1)[0], PreferenceGroup((1,), ((2,),), ((3,), (4,)))
+    merged = all_pairs(parity_cases([pair, three], 2))
+    assert merged is not None
+    assert merged.case.groups == (pair, pair)
+    assert all_pairs(parity_cases([three], 2)) is None

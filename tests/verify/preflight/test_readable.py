@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from verify.models.configs import named_config
 from verify.models.random_weights import hf_config
-from verify.preflight.readable import Read, read_checkpoint, read_data
+from verify.preflight.readable import Read, read_checkpoint, read_data, touch_data
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_folder_that_is_not_there_is_no_go(tmp_path: Path) -> None:
 
 
 def read(data: Path | None, tokenizer: Path | None) -> Read:
-    return read_data(data, tokenizer, num_pairs=1, seed=0, max_tokens=None, vocab_size=257)
+    return read_data(data, tokenizer, seed=0, max_tokens=None, vocab_size=257)
 
 
 def test_data_that_is_not_there_is_no_go(tmp_path: Path) -> None:
@@ -77,3 +77,12 @@ def test_data_that_is_not_there_is_no_go(tmp_path: Path) -> None:
 def test_what_was_not_named_abstains() -> None:
     assert read(None, None).finding.outcome == "ABSTAINS"
     assert read_checkpoint(None).finding.outcome == "ABSTAINS"
+
+
+def test_the_other_ranks_of_a_machine_touch_the_file_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("not read as JSON")
+    assert touch_data(path).finding.outcome == "GO"
+    assert touch_data(path).contents == {}
+    assert touch_data(tmp_path / "absent").finding.outcome == "NO-GO"
+    assert touch_data(None).finding.outcome == "ABSTAINS"
