@@ -15,6 +15,9 @@ from reports.data_record import DataReport
 from reports.facts import group_lengths
 from reports.families_overview import summary
 from reports.families_record import FamiliesRecord
+from reports.forecast_overview import amounts, outcomes
+from reports.forecast_overview import verdict as forecast_verdict
+from reports.forecast_record import ForecastRecord
 from reports.kill_matrix import KillMatrix
 from reports.overview import FAMILIES, summary_rows
 from reports.preflight_record import PreflightFinding, PreflightRecord
@@ -42,11 +45,13 @@ _COST_SETTINGS = (
     "num_ranks", "pairs_per_rank", "sharding", "memory_measure", "data",
 )  # fmt: skip
 _FAMILIES_SETTINGS = ("tool_version", "environment", "seed", "seconds_per_family", "ways")
+_FORECAST_SETTINGS = ("tool_version", "environment", "step", "device", "assumptions")
 _PREFLIGHT_SETTINGS = ("tool_version", "environment", "request", "world_size", "ranks", "required")
 _SIMULATION_SETTINGS = ("groups_sampled", "seed", "num_ranks", "groups_per_rank", "row_limit")
 _WHAT_RATIOS: dict[type, tuple[str, float]] = {
     DataReport: ("predicted", PREDICTION_MOVED),
     FamiliesRecord: ("share of a full leak", MOVED),
+    ForecastRecord: ("forecast", PREDICTION_MOVED),
     PreflightRecord: ("measured", MOVED),
     CostRecord: ("measured cost over that of padded", COST_MOVED),
 }
@@ -55,6 +60,7 @@ _FLAT_SETTINGS: dict[type, tuple[str, ...]] = {
     FamiliesRecord: _FAMILIES_SETTINGS,
     CostRecord: _COST_SETTINGS,
     PreflightRecord: _PREFLIGHT_SETTINGS,
+    ForecastRecord: _FORECAST_SETTINGS,
 }
 _NO_SETTINGS = ("rationale", "what", "why_harmless", "notes", "violations")
 """Fields that explain a setting: a change of words is none of the setting."""
@@ -153,6 +159,8 @@ def compare(before: Result, after: Result) -> Difference:
         verdicts, ratios = (_findings(before), _findings(after)), (_predictions(before), _predictions(after))
     elif isinstance(before, FamiliesRecord) and isinstance(after, FamiliesRecord):
         verdicts, ratios = (_ways(before), _ways(after)), (_scores(before), _scores(after))
+    elif isinstance(before, ForecastRecord) and isinstance(after, ForecastRecord):
+        verdicts, ratios = (outcomes(before), outcomes(after)), (amounts(before), amounts(after))
     elif isinstance(before, PreflightRecord) and isinstance(after, PreflightRecord):
         verdicts, ratios = (_decisions(before), _decisions(after)), (_measures(before), _measures(after))
     elif isinstance(before, CostRecord) and isinstance(after, CostRecord):
@@ -189,6 +197,8 @@ def _kind(result: Result) -> str:
         return "report of packparity data"
     if isinstance(result, FamiliesRecord):
         return "report of packparity families"
+    if isinstance(result, ForecastRecord):
+        return "forecast"
     if isinstance(result, PreflightRecord):
         return "preflight"
     if isinstance(result, CostRecord):
@@ -201,6 +211,8 @@ def _title(result: Result) -> str:
         verdict = headline(result)
     elif isinstance(result, FamiliesRecord):
         verdict = summary(result)
+    elif isinstance(result, ForecastRecord):
+        verdict = forecast_verdict(result)
     elif isinstance(result, PreflightRecord):
         verdict = result.decision
     elif isinstance(result, CostRecord):
@@ -221,7 +233,7 @@ def _settings(result: Result) -> Iterator[tuple[str, str]]:
     if isinstance(result, DataReport):
         yield from _settings_of_data(result)
         return
-    if isinstance(result, FamiliesRecord | CostRecord | PreflightRecord):
+    if isinstance(result, FamiliesRecord | CostRecord | PreflightRecord | ForecastRecord):
         for name in _FLAT_SETTINGS[type(result)]:
             yield from _flat(name, result.model_dump(include={name})[name])
         return

@@ -15,6 +15,9 @@ from reports.data_terminal import print_data_report
 from reports.families_record import FamiliesRecord
 from reports.families_store import FAMILIES_FILE, read_families, write_families
 from reports.families_terminal import print_families
+from reports.forecast_record import ForecastRecord
+from reports.forecast_store import FORECAST_FILE, read_forecast, write_forecast
+from reports.forecast_terminal import print_forecast
 from reports.kill_matrix import KillMatrix
 from reports.kill_matrix_store import KILL_MATRIX_FILE, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
@@ -28,9 +31,20 @@ from reports.sharded_terminal import print_sharded
 from reports.store import RECORD_FILE, RecordError, parse_json, read_record, write_reports
 from reports.terminal import print_record
 
-Result = Record | KillMatrix | DataReport | FamiliesRecord | ShardedRecord | CostRecord | PreflightRecord
+Result = (
+    Record | KillMatrix | DataReport | FamiliesRecord | ShardedRecord | CostRecord | PreflightRecord | ForecastRecord
+)
 
-_FILES = (RECORD_FILE, KILL_MATRIX_FILE, DATA_REPORT_FILE, FAMILIES_FILE, SHARDED_FILE, COST_FILE, PREFLIGHT_FILE)
+_FILES = (
+    FORECAST_FILE,
+    RECORD_FILE,
+    KILL_MATRIX_FILE,
+    DATA_REPORT_FILE,
+    FAMILIES_FILE,
+    SHARDED_FILE,
+    COST_FILE,
+    PREFLIGHT_FILE,
+)
 
 
 def read_result(path: Path) -> Result:
@@ -58,6 +72,8 @@ def read_result(path: Path) -> Result:
         return read_data_report(path)
     if kind == "families":
         return read_families(path)
+    if kind == "forecast":
+        return read_forecast(path)
     if kind == "preflight":
         return read_preflight(path)
     if kind == "sharded":
@@ -66,7 +82,7 @@ def read_result(path: Path) -> Result:
         return read_cost(path)
     raise RecordError(
         f"{path}: a {kind!r}; give a record of packparity check, a kill matrix of packparity faults, a report of "
-        "packparity data, or one of packparity families, sharded, cost or preflight"
+        "packparity data, or one of packparity families, sharded, cost, preflight or forecast"
     )
 
 
@@ -91,6 +107,8 @@ def print_result(result: Result, console: Console) -> None:
         print_kill_matrix(result, console)
     elif isinstance(result, FamiliesRecord):
         print_families(result, console)
+    elif isinstance(result, ForecastRecord):
+        print_forecast(result, console)
     elif isinstance(result, PreflightRecord):
         print_preflight(result, console)
     elif isinstance(result, CostRecord):
@@ -120,6 +138,8 @@ def write_result(result: Result, out_dir: Path) -> tuple[Path, ...]:
         return write_kill_matrix(result, out_dir)
     if isinstance(result, FamiliesRecord):
         return write_families(result, out_dir)
+    if isinstance(result, ForecastRecord):
+        return write_forecast(result, out_dir)
     if isinstance(result, PreflightRecord):
         return write_preflight(result, out_dir)
     if isinstance(result, CostRecord):

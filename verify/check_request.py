@@ -216,7 +216,13 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         seed=options.seed,
         model_with_images=with_images if any(case.has_images for case in cases) else None,
     )
-    check_memory(model, request.dtypes, num_forms=1 + len(request.variations), num_cases=len(cases))
+    check_memory(
+        model,
+        request.dtypes,
+        num_forms=1 + len(request.variations),
+        num_cases=len(cases),
+        held_in_float64=bool(no_oracle),
+    )
     num_layers = options.layers or int(config.get_text_config().num_hidden_layers)
     plantings = choose_plantings(
         request,

@@ -23,6 +23,7 @@ from verify.cli.cost import cost  # noqa: E402
 from verify.cli.data import data  # noqa: E402
 from verify.cli.families import families  # noqa: E402
 from verify.cli.faults import faults  # noqa: E402
+from verify.cli.forecast import forecast  # noqa: E402
 from verify.cli.option_checks import check_arguments  # noqa: E402
 from verify.cli.out_folder import no_empty_folder, out_folder  # noqa: E402
 from verify.cli.preflight import preflight  # noqa: E402
@@ -43,6 +44,7 @@ app.command()(calibrate)
 app.command()(data)
 app.command()(simulate)
 app.command()(families)
+app.command()(forecast)
 app.command()(preflight)
 app.command()(cost)
 app.command()(sharded)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
+from reports.cost_record import PATH_NAMES, PathName
 from verify.data.rows import check_file
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
@@ -66,6 +67,17 @@ def check_model(name: str, layers: int | None) -> None:
 def check_dtypes(names: Sequence[str], *, autocast: bool = False) -> None:
     """Refuse an unknown dtype; whether autocast is one depends on the command."""
     _check_names("dtype", names, PRECISIONS if autocast else DTYPE_NAMES)
+
+
+def checked_paths(text: str) -> tuple[PathName, ...]:
+    """The paths of a training step that are named with commas between them, in our order; all of them for "".
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    names = [name.strip() for name in text.split(",")] if text else list(PATH_NAMES)
+    _check_names("path", names, PATH_NAMES)
+    return tuple(path for path in PATH_NAMES if path in names)
 
 
 def check_variations(names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-_HELP_RESULT = "A record.json, kill-matrix.json, data-report.json, families.json or preflight.json, or its folder."
+_HELP_RESULT = "A record.json, kill-matrix.json, data-report.json, families.json, ..., or its folder."
 
 
 def report(

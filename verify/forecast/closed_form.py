@@ -1,6 +1,6 @@
 """FLOPs of a step by formula, term by term, as ``FlopCounterMode`` counts them.
 
-Status: derived, held against the trace.
+Status: derived, and held against the trace.
 
 A forward pass of T slots through L layers, with W the entries of a layer's linear weights, N heads of H, D hidden, V
 vocabulary, C completion tokens, and as many cells as kernel calls have pairs of a query and a key:
@@ -11,9 +11,10 @@ An adapter of rank r on a linear layer from i to o has r (i + o) entries, all of
 the products again for the gradient of what goes in, and again for that of what is trained; attention takes five
 products instead of two, because its kernel computes the scores anew. What differs from these rules has a term.
 
-Cells of one row and head, p prompt and r response tokens: unpacked ``(p + r)^2`` for each sequence, or the longest
-squared where rows are padded; dense and sparse ``(p + sum r)^2``; split ``p^2 + sum r (p + r)``. Kernels that skip what
-lies behind the diagonal compute the pairs of `verify.packing_plan.costs` instead.
+Cells of one head, p prompt and r response tokens: unpacked ``(p + r)^2`` for each sequence, or the longest squared
+where rows are padded; dense ``(p + sum r)^2`` for each group, or the longest squared; sparse the square of the whole
+row, of which its blocks are few; split ``p^2 + sum r (p + r)`` for each group. Kernels that skip what lies behind the
+diagonal compute the pairs of `verify.packing_plan.costs` instead.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reports.cost_record import PathName
 from verify.forecast.request import Training
 from verify.packing_plan.costs import GroupLengths
 from verify.packing_plan.decoder_sizes import GATED_FAMILIES
-from verify.subjects.path_calls import PathName
 
 _FEEDS_FROM_THE_INPUT = ("q_proj", "k_proj", "v_proj")
 
@@ -61,6 +62,12 @@ def call_sizes(path: PathName, lengths: Sequence[GroupLengths]) -> list[CallSize
             for group in lengths
             for response in group.responses
         ]
+    if path == "padding-free":
+        sequences = [length for group in lengths for length in group.sequences]
+        return [CallSizes(sum(sequences), sum(length**2 for length in sequences), completions)]
+    if path == "sparse":
+        slots = sum(group.packed for group in lengths)
+        return [CallSizes(slots, slots**2, completions)]
     if path == "split":
         cells = sum(
             group.prompt**2 + sum(response * (group.prompt + response) for response in group.responses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 from typing import Literal
@@ -143,8 +143,3 @@ def _median_seconds(call: Callable[[], object]) -> float:
         call()
         times.append(time.perf_counter() - before)
     return median(times)
-
-
-def with_memory(profile: DeviceProfile, usable_bytes: int) -> DeviceProfile:
-    """The same device of which a run may take another number of bytes."""
-    return replace(profile, usable_bytes=usable_bytes)

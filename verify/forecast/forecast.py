@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reports.cost_record import PathName
 from reports.words import size
 from verify.forecast.depth import Repeated
 from verify.forecast.devices import DeviceProfile
@@ -22,7 +23,6 @@ from verify.forecast.roofline import StepSeconds, step_seconds
 from verify.forecast.state import InFlight, OptimizerStep, adamw_step
 from verify.forecast.work import Work, total_work
 from verify.packing_plan.costs import GroupLengths
-from verify.subjects.path_calls import PathName
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from reports.cost_record import PathName
 from verify.forecast.depth import TRACED_LAYERS, LayersDifferError, Repeated, joined, unrolled
 from verify.forecast.fake_model import build_fake
 from verify.forecast.request import Training
@@ -21,7 +22,7 @@ from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.random_weights import hf_config
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.packing_plan.costs import GroupLengths
-from verify.subjects.path_calls import PathName, path_calls
+from verify.subjects.path_calls import path_calls
 
 _FEWEST_LAYERS = 3
 _TOKEN = 1
@@ -69,6 +70,11 @@ class PaperModel:
         self._steps: dict[int, FakeStep] = {}
 
     @property
+    def num_positions(self) -> int:
+        """The longest sequence that the model is made for."""
+        return int(self.config.get_text_config().max_position_embeddings)
+
+    @property
     def state(self) -> ModelState:
         """The parameters of the policy."""
         return ModelState.of(self._step(self._depth_of(TRACED_LAYERS)).model, self.depth)
@@ -79,39 +85,57 @@ class PaperModel:
         reference = self._step(self._depth_of(TRACED_LAYERS)).reference
         return None if reference is None else ModelState.of(reference, self.depth)
 
-    def step(self, path: PathName, lengths: Sequence[GroupLengths], *, checked: bool = True) -> list[Repeated]:
+    def num_elements(self) -> tuple[int, int]:
+        """Parameters of the policy, adapters included, and those of them that are trained."""
+        return self.state.num_elements(), self.state.num_elements(trained_only=True)
+
+    def step(self, path: PathName, lengths: Sequence[GroupLengths], *, for_peak: bool = False) -> list[Repeated]:
         """Follow a step.
 
         Args:
             path: How log-probs are computed.
             lengths: The batch.
-            checked: Trace a layer more, to see that layers are alike; leave it out for a model that was looked at.
+            for_peak: Of a model that was looked at before, no more than decides about the peak of memory: without the
+                reference pass, which keeps less than the policy pass, and without the layer that shows that layers are
+                alike.
 
         Returns:
             Its windows at full depth, the optimizer's excepted.
         """
-        traced = self._depth_of(TRACED_LAYERS if checked else _FEWEST_LAYERS)
-        groups = [_group(each) for each in lengths]
-        found: dict[GroupLengths, list[Repeated]] = {}
+        traced = self._depth_of(_FEWEST_LAYERS if for_peak else TRACED_LAYERS)
         if path != "unpadded":
-            return self._unrolled(path, groups, traced)
+            return self._unrolled(path, lengths, traced, with_reference=not for_peak)
+        found: dict[GroupLengths, list[Repeated]] = {}
         # Each sequence is a call of its own, so that what is known of one is known of all of its length.
         sequences = [GroupLengths(each.prompt, (response,)) for each in lengths for response in each.responses]
         for sequence in sequences:
             if sequence not in found:
-                found[sequence] = self._unrolled(path, [_group(sequence)], traced)
+                found[sequence] = self._unrolled(path, [sequence], traced, with_reference=not for_peak)
         return joined([found[sequence] for sequence in sequences])
 
-    def _unrolled(self, path: PathName, groups: Sequence[PreferenceGroup], traced: int) -> list[Repeated]:
-        windows = self._windows(path, groups, traced)
+    def _unrolled(
+        self, path: PathName, lengths: Sequence[GroupLengths], traced: int, *, with_reference: bool
+    ) -> list[Repeated]:
+        windows = self.windows(path, lengths, traced, with_reference=with_reference)
         try:
             return unrolled(windows, traced, self.depth)
         except LayersDifferError:
-            return unrolled(self._windows(path, groups, self.depth), self.depth, self.depth)
+            whole = self.windows(path, lengths, self.depth, with_reference=with_reference)
+            return unrolled(whole, self.depth, self.depth)
 
-    def _windows(self, path: PathName, groups: Sequence[PreferenceGroup], num_layers: int) -> list[Window]:
-        (call,) = path_calls(path, groups)
-        return self._step(num_layers).windows(path, call)
+    def windows(
+        self, path: PathName, lengths: Sequence[GroupLengths], num_layers: int, *, with_reference: bool = True
+    ) -> list[Window]:
+        """Follow a step that makes one forward call, on so many layers.
+
+        Args:
+            path: How log-probs are computed.
+            lengths: The batch.
+            num_layers: Depth.
+            with_reference: Follow the reference pass too.
+        """
+        (call,) = path_calls(path, [_group(each) for each in lengths])
+        return self._step(num_layers).windows(path, call, with_reference=with_reference)
 
     def _depth_of(self, wanted: int) -> int:
         return min(wanted, self.depth)

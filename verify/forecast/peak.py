@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from verify.forecast.depth import Repeated
 from verify.forecast.state import InFlight
-from verify.forecast.step_trace import Phase
+from verify.forecast.step_trace import Phase, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class PeakBytes:
     Args:
         parameters: Its share of the parameters, those of a frozen copy included.
         optimizer_state: Its share.
-        gradients: Gradients of parameters that are there already, its share.
+        gradients: Gradients of parameters that are there already: its share, or all of them while they are whole.
         gathered: Parameters of others that are gathered, and buffers of the sums of gradients.
         activations: All else: what is kept for the backward pass, and what an operator is just computing.
         phase: Where in the step.
@@ -54,7 +54,7 @@ def peak_of(
         The peak; the first, if there are several.
     """
     windows = [each.window for each in step]
-    live = gradients = 0
+    live = shared = whole = 0
     best: PeakBytes | None = None
     for index, (each, window) in enumerate(zip(step, windows, strict=True)):
         gathered = in_flight.during(windows, index)
@@ -63,7 +63,7 @@ def peak_of(
             found = PeakBytes(
                 parameters=parameters,
                 optimizer_state=optimizer_state,
-                gradients=(gradients + repeat * window.gradient_growth) // num_ranks,
+                gradients=_held(shared, whole, window, repeat, num_ranks),
                 gathered=gathered,
                 activations=live + repeat * window.growth + window.excess,
                 phase=window.phase,
@@ -72,7 +72,17 @@ def peak_of(
             if best is None or found.total > best.total:
                 best = found
         live += each.times * window.growth
-        gradients += each.times * window.gradient_growth
+        if window.layer is None:
+            whole += window.gradient_growth
+        else:
+            shared += each.times * window.gradient_growth
     if best is None:
         raise ValueError("a step without windows has no peak")
     return best
+
+
+def _held(shared: int, whole: int, window: Window, repeat: int, num_ranks: int) -> int:
+    """Bytes of gradients: those of layers are shared as soon as a layer is done, the root's before the optimizer."""
+    if window.phase == "optimizer":
+        return (shared + whole) // num_ranks
+    return (shared + (repeat * window.gradient_growth if window.layer is not None else 0)) // num_ranks + whole

@@ -12,6 +12,18 @@ Trained = Literal["lora", "all"]
 TRAINED: tuple[Trained, ...] = get_args(Trained)
 
 
+def checked_trained(name: str) -> Trained:
+    """What is trained, of that name.
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    for known in TRAINED:
+        if name == known:
+            return known
+    raise ValueError(f"--train {name}: give one of {', '.join(TRAINED)}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """How a step trains.

@@ -9,13 +9,15 @@ torch 2.13, in the order in which memory is asked for:
 - a layer in a forward pass: its parameters, and the buffer that they came in, which is freed when those of the next
   layer have come;
 - a layer in the backward pass: its parameters, and the buffer of the layer that comes next; the buffer from which the
-  gradients of the layer before are summed over the ranks.
+  gradients of the layer before are summed over the ranks;
+- gradients of the root are whole until the backward pass is over, and then take a buffer too.
 
 A frozen copy of the model as reference policy is sharded alike. Its root stays gathered: no backward pass follows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -58,11 +60,15 @@ class Tensors:
 
     def num_bytes(self, *, trained_only: bool = False) -> int:
         """Bytes of all, or of those that are trained."""
+        sizes = zip(self.shapes, self.dtypes, self.trained, strict=True)
         return sum(
-            torch.Size(shape).numel() * dtype.itemsize
-            for shape, dtype, trained in zip(self.shapes, self.dtypes, self.trained, strict=True)
-            if trained or not trained_only
+            math.prod(shape) * dtype.itemsize for shape, dtype, is_trained in sizes if is_trained or not trained_only
         )
+
+    def num_elements(self, *, trained_only: bool = False) -> int:
+        """Elements of all, or of those that are trained."""
+        sizes = zip(self.shapes, self.trained, strict=True)
+        return sum(math.prod(shape) for shape, is_trained in sizes if is_trained or not trained_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,11 @@ class ModelState:
     def num_bytes(self, num_ranks: int, *, trained_only: bool = False) -> int:
         """Bytes that a rank keeps of all parameters, or of those that are trained."""
         root, layer = (part.shards(num_ranks).num_bytes(trained_only=trained_only) for part in (self.root, self.layer))
+        return root + self.depth * layer
+
+    def num_elements(self, *, trained_only: bool = False) -> int:
+        """Elements of all parameters, or of those that are trained."""
+        root, layer = (part.num_elements(trained_only=trained_only) for part in (self.root, self.layer))
         return root + self.depth * layer
 
 
@@ -147,13 +158,15 @@ class InFlight:
     Args:
         root: Of the root's whole parameters.
         layer: Of a layer's whole parameters.
-        gradients: Of a layer's whole gradients.
+        root_gradients: Of the root's whole gradients.
+        layer_gradients: Of a layer's whole gradients.
         other_root: Of the root of a frozen copy of the model; 0 without one.
     """
 
     root: int
     layer: int
-    gradients: int
+    root_gradients: int
+    layer_gradients: int
     other_root: int = 0
 
     @staticmethod
@@ -161,26 +174,38 @@ class InFlight:
         """That of a model and, where there is one, its frozen copy."""
         if num_ranks == 1:
             return NOTHING_IN_FLIGHT
-        whole = [part.shards(num_ranks).num_bytes() * num_ranks for part in (policy.root, policy.layer)]
-        gradients = policy.layer.shards(num_ranks).num_bytes(trained_only=True) * num_ranks
-        other = 0 if reference is None else reference.root.shards(num_ranks).num_bytes() * num_ranks
-        return InFlight(whole[0], whole[1], gradients, other)
+
+        def whole(part: Tensors, *, trained_only: bool = False) -> int:
+            return num_ranks * part.shards(num_ranks).num_bytes(trained_only=trained_only)
+
+        return InFlight(
+            whole(policy.root),
+            whole(policy.layer),
+            whole(policy.root, trained_only=True),
+            whole(policy.layer, trained_only=True),
+            0 if reference is None else whole(reference.root),
+        )
 
     def during(self, windows: Sequence[Window], index: int) -> int:
         """What is gathered in a window."""
         window = windows[index]
-        if window.phase == "optimizer":
-            return self.other_root
-        if window.phase == "reference":
-            root = self.other_root or self.root
-            begins = window.layer is None and index == 0
-            return root * (2 if begins else 1) + self._of_layer(window)
-        return self.other_root + self.root + self._of_layer(window)
+        match window.phase:
+            case "optimizer":
+                return self.other_root
+            case "reference":
+                root = self.other_root or self.root
+                return root + (root if index == 0 else self.layer) + (0 if window.layer is None else self.layer)
+            case "policy":
+                return self.other_root + self.root + self.layer * (1 if window.layer is None else 2)
+            case "backward":
+                return self.other_root + self.root + self._in_backward(windows, index)
 
-    def _of_layer(self, window: Window) -> int:
-        if window.layer is None:
-            return self.layer
-        return 2 * self.layer + (self.gradients if window.phase == "backward" else 0)
+    def _in_backward(self, windows: Sequence[Window], index: int) -> int:
+        """A layer and the next one, and the sum of gradients that is on its way; the root's comes last."""
+        follows_a_layer = any(w.phase == "backward" and w.layer is not None for w in windows[:index])
+        if windows[index].layer is None:
+            return self.root_gradients if follows_a_layer else self.layer
+        return 2 * self.layer + (self.layer_gradients if follows_a_layer else 0)
 
 
-NOTHING_IN_FLIGHT = InFlight(0, 0, 0)
+NOTHING_IN_FLIGHT = InFlight(0, 0, 0, 0)

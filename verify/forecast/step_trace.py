@@ -144,6 +144,8 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.windows.append(window)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and is_fake(args[0]):
+            return args[0].fake_device  # asked for more often than anything is computed
         kwargs = kwargs or {}
         if func is torch.ops.aten.equal.default and any(is_fake(tensor) for tensor in args):
             return True  # asks for values, of which fake tensors have none

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import logsigmoid
 
+from reports.cost_record import PathName
 from verify.forecast.kernels import flex_modelled, kernels_of
 from verify.forecast.step_trace import Phase, StepTrace, Window
 from verify.models.adapters import adapters_off
 from verify.subjects.path_calls import (
     PathCall,
-    PathName,
     attention_of,
     call_logps,
     decoder_layers_of,
@@ -47,12 +47,13 @@ class FakeStep:
     device_type: str
     logit_chunk: int
 
-    def windows(self, path: PathName, call: PathCall) -> list[Window]:
+    def windows(self, path: PathName, call: PathCall, *, with_reference: bool) -> list[Window]:
         """Follow a step that makes one forward call with each policy.
 
         Args:
             path: How log-probs are computed.
             call: The call.
+            with_reference: Follow the reference pass too, rather than take its log-probs for given.
 
         Returns:
             What was found, in the order of the step.
@@ -64,14 +65,18 @@ class FakeStep:
             stack.enter_context(kernels_of(self.device_type))
             stack.enter_context(trace)
             stack.enter_context(trace.following_gradients())
-            trace.open("reference")
+            ref: list[Tensor] = []
             off: AbstractContextManager[None] = nullcontext() if others else adapters_off(self.model)
-            with off, torch.no_grad(), self._following(trace, frozen, "reference", path, call):
-                ref = self._logps(frozen, call, planned)
+            if with_reference:
+                trace.open("reference")
+                with off, torch.no_grad(), self._following(trace, frozen, "reference", path, call):
+                    ref = self._logps(frozen, call, planned)
             trace.open("policy")
             # Around the backward pass too, in which checkpointed layers run again.
             with self._following(trace, self.model, "policy", path, call):
-                loss = _loss(self._logps(self.model, call, planned), ref)
+                policy = self._logps(self.model, call, planned)
+                loss = _loss(policy, ref or [logps.detach() for logps in policy])
+                del policy
                 trace.open("backward")
                 loss.backward()  # type: ignore[no-untyped-call]
             trace.close()

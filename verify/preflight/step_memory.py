@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from reports.cost_record import PathName
 from verify.forecast.forecast import optimizer_step, pairs_of, step_peak
 from verify.forecast.paper_model import PaperModel
 from verify.forecast.peak import PeakBytes
 from verify.forecast.request import Training
 from verify.models.lora import LoraSpec
-from verify.subjects.path_calls import PathName
 
 PATHS: Mapping[str, PathName] = MappingProxyType({"dense-sdpa": "dense", "flex": "sparse", "split": "split"})
 """By backend."""

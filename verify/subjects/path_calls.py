@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,17 @@ from packed_impl.flex import BLOCK_SIZE, allowed_cells
 from packed_impl.layout import PackedLayout, pack
 from packed_impl.logps import DEFAULT_LOGIT_CHUNK, completion_logps
 from packed_impl.sharded_model import decoder_layers
+from packed_impl.unshared import unshared_layouts
 from packed_impl.windows import layer_windows
 from verify.groups import PreferenceGroup
-
-PathName = Literal["padded", "unpadded", "dense", "sparse", "split"]
-PATHS: tuple[PathName, ...] = get_args(PathName)
-UNSHARED: tuple[PathName, ...] = ("padded", "unpadded")
-"""The paths on which every completion has its own copy of the prompt."""
 
 LOGIT_CHUNK = DEFAULT_LOGIT_CHUNK
 """Number of completion tokens whose logits exist at one time, unless said otherwise."""
 
-_BACKENDS: Mapping[PathName, str] = {
+_BACKENDS: Mapping[str, str] = {
     "padded": "dense-sdpa",
     "unpadded": "dense-sdpa",
+    "padding-free": "split",
     "dense": "dense-sdpa",
     "sparse": "flex",
     "split": "split",
@@ -73,37 +70,35 @@ class PathCall:
         return total
 
 
-def path_calls(path: PathName, groups: Sequence[PreferenceGroup]) -> list[PathCall]:
+def path_calls(path: str, groups: Sequence[PreferenceGroup]) -> list[PathCall]:
     """The forward calls of a path.
 
     Args:
-        path: One of ``PATHS``. The paths with shared prompts have a row for each group ("dense", "sparse"), or all
-            groups in one row, where nothing is padded ("split").
+        path: Unpacked in one padded batch, in a call for each sequence, or side by side in one row; with shared prompts
+            in a row for each group under a dense mask, or in one row ("sparse", "split").
         groups: The batch.
 
     Returns:
         The calls; their completions come in the standard order.
+
+    Raises:
+        ValueError: An unknown path.
     """
+    if path not in _BACKENDS:
+        raise ValueError(f"unknown path {path!r}: give one of {', '.join(_BACKENDS)}")
     backend = _BACKENDS[path]
-    if path == "padded":
-        return [PathCall(layout, backend, is_causal=True) for layout in (_counted_on(_alone(groups)),)]
-    if path == "unpadded":
-        sequences = _unshared(groups)
-        return [PathCall(_counted_on(_alone([sequence])), backend, is_causal=True) for sequence in sequences]
-    rows = "one-row" if path == "split" else "row-per-group"
-    return [PathCall(pack(groups, layout="shared-prompt", rows=rows), backend, is_causal=False)]
-
-
-def _unshared(groups: Sequence[PreferenceGroup]) -> list[PreferenceGroup]:
-    return [PreferenceGroup(group.prompt_ids, (completion,)) for group in groups for completion in group.completions]
-
-
-def _alone(groups: Sequence[PreferenceGroup]) -> PackedLayout:
-    return pack(_unshared(groups), layout="block-diagonal", rows="row-per-group")
-
-
-def _counted_on(layout: PackedLayout) -> PackedLayout:
-    return replace(layout, position_ids=torch.arange(layout.input_ids.shape[1]).expand_as(layout.input_ids))
+    match path:
+        case "padded":
+            return [PathCall(layout, backend, is_causal=True) for layout in unshared_layouts(groups, "padded")]
+        case "unpadded":
+            layouts = unshared_layouts(groups, "row-per-sequence")
+            return [PathCall(layout, backend, is_causal=True) for layout in layouts]
+        case "padding-free":
+            return [PathCall(pack(groups, layout="block-diagonal"), backend, is_causal=False)]
+        case "dense":
+            return [PathCall(pack(groups, rows="row-per-group"), backend, is_causal=False)]
+        case _:
+            return [PathCall(pack(groups), backend, is_causal=False)]
 
 
 def decoder_layers_of(model: nn.Module) -> list[nn.Module]:
@@ -111,7 +106,7 @@ def decoder_layers_of(model: nn.Module) -> list[nn.Module]:
     return decoder_layers(model)
 
 
-def attention_of(model: Any, path: PathName) -> AbstractContextManager[None]:
+def attention_of(model: Any, path: str) -> AbstractContextManager[None]:
     """The context in which a model computes attention as a path does."""
     return attention_implementation(model, _BACKENDS[path])
 

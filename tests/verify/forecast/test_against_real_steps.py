@@ -17,6 +17,7 @@ from packed_impl.attention import attention_implementation
 from packed_impl.logps import completion_logps
 from packed_impl.reference_policy import ADAPTERS_OFF, SeparateModel
 from packed_impl.step import dpo_loss
+from reports.cost_record import PathName
 from verify.forecast.operators import CPU_ATTENTION_FORMULAS
 from verify.forecast.paper_model import PaperModel
 from verify.forecast.peak import peak_of
@@ -29,7 +30,7 @@ from verify.models.configs import NamedConfig
 from verify.models.random_weights import build_random, hf_config
 from verify.models.request import ModelRequest, build_model
 from verify.packing_plan.costs import GroupLengths
-from verify.subjects.path_calls import PathName, path_calls
+from verify.subjects.path_calls import path_calls
 
 CONFIG = NamedConfig(
     vocab_size=300,

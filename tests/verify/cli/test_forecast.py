@@ -1,0 +1,96 @@
+"""``packparity forecast`` as a program: what it prints and writes, its exit status, and one message for bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from reports.forecast_overview import verdict
+from reports.forecast_store import FORECAST_FILES, read_forecast
+from reports.results import read_result
+from verify.cli.app import main
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+SMALL = ("--prompt", "12", "--response", "8", "--pairs", "2", "--no-longest", "--quiet")
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> str:
+    path = tmp_path / "shape.json"
+    path.write_text(json.dumps(SHAPE), encoding="utf-8")
+    return str(path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["packparity", "forecast", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_a_forecast_is_written_whole_and_read_again(
+    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(monkeypatch, "--model", shape, *SMALL, "--ranks", "2", "--paths", "split", "--out", str(out)) == 0
+    assert {path.name for path in out.iterdir()} == set(FORECAST_FILES)
+    record = read_forecast(out)
+    assert read_result(out) == record
+    (path,) = record.paths
+    assert path.terms
+    assert verdict(record) in capsys.readouterr().out
+    page = (out / "forecast.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "<script" not in page
+    assert str(path.counted_flops) in (out / "forecast.md").read_text(encoding="utf-8").replace(",", "")
+
+
+def test_what_does_not_fit_is_said_with_how_much_is_missing(
+    shape: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run(monkeypatch, "--model", shape, *SMALL, "--paths", "dense", "--memory-gib", "0.001", "--json")
+    record = json.loads(capsys.readouterr().out)
+    assert status == 1
+    assert sum(value for value in record["paths"][0]["peak"].values() if isinstance(value, int)) > 2**20
+
+
+def test_flex_on_a_cpu_is_not_forecast_and_says_why(
+    shape: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--model", shape, *SMALL, "--paths", "sparse", "--device", "cpu", "--dtype", "float32") == 1
+    assert "FlexAttention has no backward pass on a CPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "qwen3-9b"), "did you mean"),
+        (("--paths", "spilt"), "did you mean split?"),
+        (("--device", "tpu"), "unknown device 'tpu': give one of gb10, h200, cpu"),
+        (("--dtype", "float32"), "device gb10 has no rate for float32"),
+        (("--train", "head"), "--train head: give one of lora, all"),
+        (("--prompt", "40000", "--response", "1000"), "qwen3-8b has 40960 positions"),
+        (("--ranks", "0"), "--ranks"),
+    ],
+)
+def test_bad_input_is_one_message(
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

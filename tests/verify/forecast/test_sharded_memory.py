@@ -1,0 +1,70 @@
+"""The model of what FSDP2 gathers, against FSDP2 on two ranks of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from verify.forecast.forecast import pairs_of
+from verify.forecast.paper_model import PaperModel
+from verify.forecast.peak import PeakBytes, peak_of
+from verify.forecast.request import Trained, Training
+from verify.forecast.state import InFlight
+from verify.models.configs import NamedConfig
+from verify.models.random_weights import hf_config
+
+RANK = Path(__file__).with_name("sharded_rank.py")
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = NamedConfig(
+    vocab_size=600,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=5,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    tie_word_embeddings=False,
+    weight_std=0.05,
+)
+
+
+def real_peak(trained: Trained, store: Path) -> int:
+    """Of rank 0."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, RANK, trained, store, str(rank), "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    (out, err), _ = [rank.communicate(timeout=300) for rank in ranks]
+    assert ranks[0].returncode == 0, err
+    return int(out)
+
+
+def forecast_peak(trained: Trained) -> PeakBytes:
+    """Without an optimizer, of which the real step has none."""
+    model = PaperModel(hf_config(CONFIG, 5), Training(train=trained), dtype=torch.float32, device_type="cpu")
+    states = model.state, model.reference_state
+    return peak_of(
+        model.step("dense", pairs_of(prompt=24, response=16, number=2)),
+        parameters=sum(state.num_bytes(2) for state in states if state is not None),
+        optimizer_state=0,
+        in_flight=InFlight.of(*states, 2),
+        num_ranks=2,
+    )
+
+
+@pytest.mark.parametrize("trained", ["lora", "all"])
+def test_the_peak_of_a_rank_is_that_of_fsdp2(trained: Trained, tmp_path: Path) -> None:
+    forecast, real = forecast_peak(trained), real_peak(trained, tmp_path / "store")
+    assert abs(forecast.total / real - 1) < 0.05, f"forecast {forecast}, {forecast.total:,} in all; real {real:,}"
