@@ -70,7 +70,7 @@ def _total(path: PathRecord) -> int:
     return 0 if path.peak is None else path.peak.total
 
 
-HEADER = ("path", "TFLOP", "of them skipped", "peak GiB", "room GiB", "least s", "waits for memory", "longest pair")
+HEADER = ("path", "TFLOP", "skipped", "peak GiB", "room GiB", "least s", "longest pair")
 
 
 def cells(record: ForecastRecord, path: PathRecord) -> tuple[str, ...]:
@@ -85,7 +85,6 @@ def cells(record: ForecastRecord, path: PathRecord) -> tuple[str, ...]:
         f"{path.peak.total / 2**30:,.2f}",
         f"{room / 2**30:+,.2f}",
         f"{path.total_s:.3g}",
-        f"{path.memory_bound_s / path.total_s:.0%}" if path.total_s else "",
         longest(path),
     )
 
@@ -101,7 +100,7 @@ def longest(path: PathRecord) -> str:
     return f"{count(found.prompt)}/{count(found.response)}{at_most}"
 
 
-PEAK_HEADER = ("path", "parameters", "optimizer state", "gradients", "gathered", "activations", "sum", "where")
+PEAK_HEADER = ("path", "weights", "optimizer", "grads", "gathered", "activations", "sum", "where")
 
 
 def peak_cells(path: PathRecord) -> tuple[str, ...]:
@@ -114,7 +113,7 @@ def peak_cells(path: PathRecord) -> tuple[str, ...]:
     return (path.path, *(f"{part / 2**30:,.2f}" for part in parts), f"{peak.phase}{layer}")
 
 
-TIME_HEADER = ("path", "reference", "policy", "backward", "optimizer", "sum", "waits for ranks")
+TIME_HEADER = ("path", "reference", "policy", "backward", "optimizer", "sum", "waits for memory", "waits for ranks")
 
 
 def time_cells(path: PathRecord) -> tuple[str, ...]:
@@ -122,4 +121,4 @@ def time_cells(path: PathRecord) -> tuple[str, ...]:
     if path.peak is None:
         return (path.path, *[""] * (len(TIME_HEADER) - 1))
     phases = (path.seconds.get(phase, 0.0) for phase in TIME_HEADER[1:5])
-    return (path.path, *(f"{seconds:.3g}" for seconds in (*phases, path.total_s, path.exposed_s)))
+    return (path.path, *(f"{seconds:.3g}" for seconds in (*phases, path.total_s, path.memory_bound_s, path.exposed_s)))

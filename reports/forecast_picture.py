@@ -41,7 +41,7 @@ def draw(record: ForecastRecord) -> str:
 
     def fill(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        figure.subplots_adjust(left=0.07, right=0.99, bottom=0.2, top=0.72, wspace=0.16)
+        figure.subplots_adjust(left=0.095, right=0.99, bottom=0.2, top=0.8, wspace=0.24)
         _draw_memory(left, paths, record.device.usable_bytes)
         _draw_time(right, paths)
 

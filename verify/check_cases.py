@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reports.record import DataRecord
 from verify.case_files import read_cases
 from verify.cases import Case, over, under
-from verify.default_cases.images import image_cases
+from verify.default_cases.images import SHOWS_MOST, image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import real_cases, synthetic_cases
 from verify.default_cases.references import reference_cases
@@ -89,13 +89,15 @@ def _own_cases(
     """Those that can be named, and those that run unless some are."""
     named, few = tiny_cases(vocab_size, options.seed), synthetic_cases(vocab_size, options.seed)
     # Cases that are there for one objective each mean nothing under another.
-    named = (*named, *(image_cases(vocab_size, options.seed, images) if images else ()))
+    seen = image_cases(vocab_size, options.seed, images) if images else ()
+    named = (*named, *seen)
     others = objective_cases(vocab_size, options.seed) if objective == "sigmoid" else ()
     of_run = [case for case in others if reward_models or case.objective_name != REWARD_MODEL]
     over_others = () if objective == REWARD_MODEL else reference_cases(vocab_size, options.seed)
     if options.reference in (None, "adapters-off"):
         of_run += [case for case in over_others if case.reference in references_under(options.train)]
-    default = few if reduced else (*named, *of_run) if options.full else named
+    of_large = (*few, *(case for case in seen if case.name == SHOWS_MOST))
+    default = of_large if reduced else (*named, *of_run) if options.full else named
     return (*named, *few, *others, *over_others), default
 
 

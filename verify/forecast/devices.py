@@ -61,13 +61,13 @@ PROFILES: Mapping[str, DeviceProfile] = MappingProxyType(
         "h200": DeviceProfile(
             name="h200",
             kind="cuda",
-            memory_bytes=150_110_011_392,
-            usable_bytes=int(150_110_011_392 * 0.94),
+            memory_bytes=139 * 2**30,
+            usable_bytes=131 * 2**30,
             flops_per_s={"bfloat16": 989e12, "float16": 989e12},
             bytes_per_s=4.8e12,
             link_bytes_per_s=450e9,
             sources=(
-                "memory: 139.8 GiB as torch reports it; 6 % of it left to context, workspace and fragmentation",
+                "memory: about 139 GiB seen; 8 GiB of it left to context, workspace and fragmentation",
                 "989 TFLOP/s dense bf16 and 4.8 TB/s: published; about 790 TFLOP/s has been seen",
                 "450 GB/s: NVLink, one direction, published; between nodes it is less",
             ),

@@ -20,7 +20,7 @@ from verify.forecast.devices import DeviceProfile
 from verify.forecast.paper_model import PaperModel
 from verify.forecast.peak import PeakBytes, peak_of
 from verify.forecast.roofline import StepSeconds, step_seconds
-from verify.forecast.state import InFlight, OptimizerStep, adamw_step
+from verify.forecast.state import InFlight, OptimizerStep
 from verify.forecast.work import Work, total_work
 from verify.packing_plan.costs import GroupLengths
 
@@ -124,7 +124,7 @@ def dtype_name(model: PaperModel) -> str:
 
 def optimizer_step(model: PaperModel, num_ranks: int) -> OptimizerStep:
     """AdamW on the model's trained parameters."""
-    return adamw_step(model.state, num_ranks, model.fake, by_lists=model.device_type == "cuda")
+    return model.optimizer(num_ranks)
 
 
 def step_peak(model: PaperModel, step: Sequence[Repeated], optimizer: OptimizerStep, num_ranks: int) -> PeakBytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 _aten = torch.ops.aten
@@ -50,8 +51,6 @@ BACKWARD_ATTENTION = {
     _aten._scaled_dot_product_flash_attention_backward,
     _aten._scaled_dot_product_efficient_attention_backward,
 }
-_CAUSAL_ARGUMENT = "is_causal"
-
 _GATHERS = {_aten.embedding, _aten.index, _aten.index_select, _aten.gather}
 """They read of their source as much as they write, not the whole of it."""
 
@@ -77,38 +76,47 @@ def attended_share(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     query, key = (args[0], args[1]) if func._overloadpacket in FORWARD_ATTENTION else (args[1], args[2])
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     whole = num_queries * num_keys
-    if not _argument(func, args, kwargs, _CAUSAL_ARGUMENT):
+    if not argument(func, args, kwargs, "is_causal"):
         return whole, whole
     return num_queries * (num_keys - num_queries) + num_queries * (num_queries + 1) // 2, whole
 
 
-def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """The argument of an operator of that name, or its default."""
     if name in kwargs:
         return kwargs[name]
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name == name:
-            return args[place] if place < len(args) else argument.default_value
+    for place, each in enumerate(func._schema.arguments):
+        if each.name == name:
+            return args[place] if place < len(args) else each.default_value
     raise ValueError(f"{func} has no argument {name}")
 
 
-def moved_bytes(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def moved_bytes(func: Any, args: Sequence[Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     """Bytes that an operator reads and writes, each tensor once and none from a cache; 0 for a view.
 
     Args:
         func: The operator.
-        inputs: The tensors among its arguments.
-        outputs: The tensors that it returns.
+        args: Its arguments.
+        inputs: The tensors among all its arguments.
+        outputs: The tensors that it returns; none where it changes lists of tensors in place.
     """
+    schema = func._schema
     if not outputs:
-        return 0
+        changed = [arg for arg, each in zip(args, schema.arguments, strict=False) if _is_written(each)]
+        written = sum(num_bytes(leaf) for leaf in tree_leaves(changed) if isinstance(leaf, Tensor))
+        return written + sum(map(num_bytes, inputs)) if written else 0
     written = sum(map(num_bytes, outputs))
-    if not func._schema.is_mutable:
+    if not schema.is_mutable:
         sources = {tensor.untyped_storage()._cdata for tensor in inputs}
         if all(tensor.untyped_storage()._cdata in sources for tensor in outputs):
             return 0
     if func._overloadpacket in _GATHERS:
         return 2 * written + sum(num_bytes(tensor) for tensor in inputs[1:])
     return written + sum(map(num_bytes, inputs))
+
+
+def _is_written(declared: Any) -> bool:
+    return declared.alias_info is not None and declared.alias_info.is_write
 
 
 def num_bytes(tensor: Tensor) -> int:

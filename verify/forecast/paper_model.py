@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from reports.cost_record import PathName
 from verify.forecast.depth import TRACED_LAYERS, LayersDifferError, Repeated, joined, unrolled
 from verify.forecast.fake_model import build_fake
 from verify.forecast.request import Training
-from verify.forecast.state import ModelState
+from verify.forecast.state import ModelState, OptimizerStep, adamw_step
 from verify.forecast.step_trace import Window
 from verify.forecast.traced_step import FakeStep
 from verify.groups import PreferenceGroup
@@ -37,16 +38,13 @@ def read_any_config(name: str) -> Any:
     Raises:
         ValueError: An unknown name, or a file that is none of these.
     """
-    if name.lower() in NAMED_CONFIGS:
-        return _hf(named_config(name))
     path = Path(name)
-    if path.name == "config.json" and path.is_file():
-        return read_config(path.parent)
-    if is_shape_file(name):
-        return _hf(read_shape(path).config)
-    if path.is_dir():
-        return read_config(path)
-    return _hf(named_config(name))  # says which names there are
+    if name.lower() not in NAMED_CONFIGS and (path.is_dir() or (path.name == "config.json" and path.is_file())):
+        config = read_config(path if path.is_dir() else path.parent)
+        if config.get_text_config() is not config:
+            raise ValueError(f"model {name}: steps are forecast of models of text alone, not of {config.model_type}")
+        return config
+    return _hf(read_shape(path).config if is_shape_file(name) else named_config(name))
 
 
 def _hf(config: NamedConfig) -> Any:
@@ -68,22 +66,32 @@ class PaperModel:
         self.depth = int(config.get_text_config().num_hidden_layers)
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._steps: dict[int, FakeStep] = {}
+        self._optimizers: dict[int, OptimizerStep] = {}
+        self._looked_at: set[PathName] = set()
+        self._layers_differ = False
 
     @property
     def num_positions(self) -> int:
         """The longest sequence that the model is made for."""
         return int(self.config.get_text_config().max_position_embeddings)
 
-    @property
+    @cached_property
     def state(self) -> ModelState:
         """The parameters of the policy."""
         return ModelState.of(self._step(self._depth_of(TRACED_LAYERS)).model, self.depth)
 
-    @property
+    @cached_property
     def reference_state(self) -> ModelState | None:
         """Those of the frozen copy; None without one."""
         reference = self._step(self._depth_of(TRACED_LAYERS)).reference
         return None if reference is None else ModelState.of(reference, self.depth)
+
+    def optimizer(self, num_ranks: int) -> OptimizerStep:
+        """AdamW on the trained parameters of a rank."""
+        if num_ranks not in self._optimizers:
+            by_lists = self.device_type == "cuda"
+            self._optimizers[num_ranks] = adamw_step(self.state, num_ranks, self.fake, by_lists=by_lists)
+        return self._optimizers[num_ranks]
 
     def num_elements(self) -> tuple[int, int]:
         """Parameters of the policy, adapters included, and those of them that are trained."""
@@ -95,14 +103,13 @@ class PaperModel:
         Args:
             path: How log-probs are computed.
             lengths: The batch.
-            for_peak: Of a model that was looked at before, no more than decides about the peak of memory: without the
-                reference pass, which keeps less than the policy pass, and without the layer that shows that layers are
-                alike.
+            for_peak: No more than decides about the peak of memory: without the reference pass, which keeps less than
+                the policy pass, and, once layers of this path were seen to be alike, without the layer that shows it.
 
         Returns:
             Its windows at full depth, the optimizer's excepted.
         """
-        traced = self._depth_of(_FEWEST_LAYERS if for_peak else TRACED_LAYERS)
+        traced = self._depth_of(_FEWEST_LAYERS if for_peak and path in self._looked_at else TRACED_LAYERS)
         if path != "unpadded":
             return self._unrolled(path, lengths, traced, with_reference=not for_peak)
         found: dict[GroupLengths, list[Repeated]] = {}
@@ -116,12 +123,14 @@ class PaperModel:
     def _unrolled(
         self, path: PathName, lengths: Sequence[GroupLengths], traced: int, *, with_reference: bool
     ) -> list[Repeated]:
-        windows = self.windows(path, lengths, traced, with_reference=with_reference)
-        try:
-            return unrolled(windows, traced, self.depth)
-        except LayersDifferError:
-            whole = self.windows(path, lengths, self.depth, with_reference=with_reference)
-            return unrolled(whole, self.depth, self.depth)
+        if not self._layers_differ:
+            try:
+                step = unrolled(self.windows(path, lengths, traced, with_reference=with_reference), traced, self.depth)
+                self._looked_at.add(path)
+                return step
+            except LayersDifferError:
+                self._layers_differ = True
+        return unrolled(self.windows(path, lengths, self.depth, with_reference=with_reference), self.depth, self.depth)
 
     def windows(
         self, path: PathName, lengths: Sequence[GroupLengths], num_layers: int, *, with_reference: bool = True

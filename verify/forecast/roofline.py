@@ -62,25 +62,27 @@ def step_seconds(
     by_phase = dict.fromkeys(PHASES, 0.0)
     memory_bound = exposed = 0.0
     flops_per_s = device.flops_per_s[dtype]
-    for each in step:
+    for index, each in enumerate(step):
         computing = waiting = 0.0
         for operation, number in each.window.work.operations.items():
             arithmetic, memory = operation.flops / flops_per_s, operation.num_bytes / device.bytes_per_s
             computing += number * max(arithmetic, memory)
             waiting += number * memory if memory > arithmetic else 0.0
-        link = _link_seconds(each.window, device, gathered, num_ranks)
+        link = _link_seconds(each.window, device, gathered, num_ranks, begins=index == 0)
         by_phase[each.window.phase] += each.times * max(computing, link)
         memory_bound += each.times * waiting
         exposed += each.times * max(0.0, link - computing)
     return StepSeconds({phase: s for phase, s in by_phase.items() if s}, memory_bound, exposed)
 
 
-def _link_seconds(window: Window, device: DeviceProfile, gathered: Sequence[ModelState], num_ranks: int) -> float:
-    """Seconds in which a layer is gathered, and its gradients are summed over ranks and shared out."""
-    if num_ranks == 1 or window.layer is None or device.link_bytes_per_s is None:
+def _link_seconds(
+    window: Window, device: DeviceProfile, gathered: Sequence[ModelState], num_ranks: int, *, begins: bool
+) -> float:
+    """Seconds in which a layer is gathered, and its gradients are summed over ranks and shared out; first the root."""
+    if num_ranks == 1 or device.link_bytes_per_s is None or (window.layer is None and not begins):
         return 0.0
     state = gathered[-1] if window.phase == "reference" else gathered[0]
-    num_bytes = state.layer.num_bytes()
+    num_bytes = state.root.num_bytes() if begins else state.layer.num_bytes()
     if window.phase == "backward":
         num_bytes += state.layer.num_bytes(trained_only=True)
     return num_bytes * (num_ranks - 1) / num_ranks / device.link_bytes_per_s

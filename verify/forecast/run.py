@@ -32,7 +32,8 @@ Progress = Callable[[int, int, str], None]
 _MEMORY_ASSUMPTIONS = (
     "live bytes: storages that operators return, and parameters, gradients and AdamW's state; what kernels take "
     "inside, the CUDA context, NCCL's buffers and fragmentation come on top",
-    "steady state: AdamW's state is there; gradients are set to None before each step",
+    "steady state: AdamW's state is there, in the dtype of what is trained (adapters float32; all parameters: that of "
+    "the weights, with no float32 copy of them); gradients are set to None before each step",
 )
 _SHARDED_ASSUMPTION = (
     "FSDP2 as in torch 2.13, fully_shard on each decoder layer and on the rest: a rank keeps its share of each "

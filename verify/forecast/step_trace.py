@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from verify.forecast.operators import (
     BACKWARD_ATTENTION,
     FORWARD_ATTENTION,
+    argument,
     attended_share,
     counted_flops,
     moved_bytes,
@@ -151,15 +152,14 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return True  # asks for values, of which fake tensors have none
         result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if outputs:
-            for tensor in outputs:
-                self._follow(tensor.untyped_storage())
-            self._count(func, args, kwargs, result, outputs)
+        for tensor in outputs:
+            self._follow(tensor.untyped_storage())
+        self._count(func, args, kwargs, result, outputs)
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, outputs: list[Tensor]) -> None:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        moved = moved_bytes(func, inputs, outputs)
+        moved = moved_bytes(func, args, inputs, outputs)
         if not moved:
             return
         flops = counted = counted_flops(func, args, kwargs, result)
@@ -175,7 +175,8 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _cells(self, func: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> tuple[int, int]:
         """Cells that an attention kernel computes, and those that there are."""
         forward = func._overloadpacket in FORWARD_ATTENTION
-        statistics = (outputs[1] if forward else args[5]).untyped_storage()._cdata
+        kept = outputs[1] if forward else argument(func, args, kwargs, "logsumexp")
+        statistics = kept.untyped_storage()._cdata
         if forward and self._next_attended is not None:
             self._attended[statistics] = self._next_attended
         elif forward:

@@ -11,14 +11,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.initialization import no_init_weights
 
 from verify.models.advice import without_advice
 from verify.models.random_weights import freeze, implementations
+from verify.models.saved_names import name_in_model
+from verify.models.vision import VISION_FAMILIES, VISION_TOWER, auto_class, check_image_config, see_once
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 """The number of a layer in the name of its weights; families of GPT-2's kind write "h.0"."""
+
+_COMPUTED = ("rotary_emb.inv_freq", "embeddings.position_ids")
+"""Ends of names of what older transformers wrote among the weights, though the config says it."""
 
 
 class CheckpointError(ValueError):
@@ -26,7 +31,7 @@ class CheckpointError(ValueError):
 
 
 def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype) -> tuple[Any, int]:
-    """Load a causal LM from a folder with ``config.json`` and safetensors files.
+    """Load a causal LM, or a vision-language model of type llava, from a folder with ``config.json`` and safetensors.
 
     Args:
         folder: The checkpoint folder.
@@ -38,34 +43,57 @@ def load_checkpoint(folder: Path, *, num_layers: int | None, dtype: torch.dtype)
 
     Raises:
         CheckpointError: No config, no safetensors (pickled weights are refused), missing or unexpected keys, a shape
-            that does not fit, a damaged file, or a depth that the checkpoint does not have.
+            that does not fit, a damaged file, a depth that the checkpoint does not have, or a tower that does not run.
     """
     config = read_config(folder)
     of_text = config.get_text_config()
-    published = int(of_text.num_hidden_layers)
-    depth = published if num_layers is None else num_layers
-    if not 1 <= depth <= published:
-        raise CheckpointError(f"{folder}: {depth} layers asked for; the checkpoint has {published}")
+    published, depth = int(of_text.num_hidden_layers), kept_layers(folder, config, num_layers)
     of_text.num_hidden_layers = depth
     if getattr(of_text, "layer_types", None):
         of_text.layer_types = of_text.layer_types[:depth]
     try:
         with no_init_weights(), without_advice():
-            model = AutoModelForCausalLM.from_config(
+            model = auto_class(config).from_config(
                 config, dtype=dtype, trust_remote_code=False, **implementations(config)
             )
     except Exception as error:  # whatever a config that is not one makes transformers raise
         raise CheckpointError(f"{folder}/config.json: no causal LM can be built from it: {error}") from error
     model.tie_weights()  # part of the initialisation that was left out
-    _fill(model, _read_tensors(folder), folder, depth)
-    return freeze(model), published
+    tensors = _read_tensors(folder)
+    if config.model_type in VISION_FAMILIES:
+        tensors = ((name_in_model(name), tensor) for name, tensor in tensors)
+    _fill(model, tensors, folder, depth)
+    freeze(model)
+    try:
+        see_once(model)
+    except Exception as error:  # whatever a tower raises that does not fit its config
+        raise CheckpointError(f"{folder}/config.json: the vision tower does not run as it says: {error}") from error
+    return model, published
+
+
+def kept_layers(folder: Path, config: Any, num_layers: int | None) -> int:
+    """How many layers of the decoder are loaded.
+
+    Args:
+        folder: The checkpoint folder.
+        config: Its config.
+        num_layers: The first layers that are asked for, or None for all. A tower that sees images is never cut.
+
+    Raises:
+        CheckpointError: A depth that the checkpoint does not have.
+    """
+    published = int(config.get_text_config().num_hidden_layers)
+    depth = published if num_layers is None else num_layers
+    if not 1 <= depth <= published:
+        raise CheckpointError(f"{folder}: {depth} layers asked for; the checkpoint has {published}")
+    return depth
 
 
 def read_config(folder: Path) -> Any:
     """The transformers config of a checkpoint folder.
 
     Raises:
-        CheckpointError: No folder, no config.json, or one that cannot be read.
+        CheckpointError: No folder, no config.json, or one that cannot be read or is of images that cannot be laid out.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give the folder of a checkpoint")
@@ -77,6 +105,10 @@ def read_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder}/config.json: {error}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise CheckpointError(f"{folder}/config.json: quantised weights are not supported; give the plain weights")
+    try:
+        check_image_config(config)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}/config.json: {error}") from error
     return config
 
 
@@ -141,12 +173,14 @@ def _fill(model: Any, tensors: Iterable[tuple[str, Tensor]], folder: Path, depth
     unexpected = []
     with torch.no_grad():
         for name, tensor in tensors:
-            layer = _LAYER.search(name)
-            if (layer and int(layer[1]) >= depth) or name in tied or name.endswith("rotary_emb.inv_freq"):
+            layer = None if f".{VISION_TOWER}." in name else _LAYER.search(name)
+            if (layer and int(layer[1]) >= depth) or name in tied or name.endswith(_COMPUTED):
                 continue
             if name not in parameters:
                 unexpected.append(name)
                 continue
+            if name in filled:
+                raise CheckpointError(f"{folder}: {name} stands in the files twice")
             if tensor.shape != parameters[name].shape:
                 raise CheckpointError(
                     f"{folder}: {name} has shape {tuple(tensor.shape)}; "

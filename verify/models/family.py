@@ -14,7 +14,7 @@ from verify.models.advice import without_advice
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX
 from verify.models.lora import rounded_normal
 from verify.models.random_weights import freeze, implementations
-from verify.models.vision import VISION_FAMILIES, auto_class, image_format, tiny_llava_config
+from verify.models.vision import VISION_FAMILIES, VISION_MODULES, auto_class, see_once, tiny_llava_config
 from verify.subject import said_by
 
 WEIGHT_STD = 0.2
@@ -96,9 +96,7 @@ def build_family(family: str, *, dtype: torch.dtype, seed: int) -> Any:
             else:
                 values = parameter
             parameter.copy_(values.to(torch.bfloat16))
-        if (taken := image_format(config)) is not None:
-            # The tower's first call hooks its layers for good. Later it would be a change that a subject left behind.
-            model.get_image_features(torch.zeros(1, *taken.shape, dtype=dtype))
+    see_once(model)
     return freeze(model)
 
 
@@ -114,12 +112,18 @@ def module_names(config: PreTrainedConfig) -> tuple[str, ...]:
         raise ValueError(f"no causal LM of model type {config.model_type} can be built: {said_by(error)}") from error
 
 
-def num_parameters(config: PreTrainedConfig, num_layers: int | None) -> int:
+def num_parameters(config: PreTrainedConfig, num_layers: int | None) -> tuple[int, int]:
     """Parameters of a causal LM, tied ones once, counted without making them.
 
     Args:
         config: The published config.
-        num_layers: Layers that are kept, or None for all.
+        num_layers: Layers that are kept, or None for all; no more than the config has.
+
+    Returns:
+        The number of all, and of those that do not belong to what sees images.
+
+    Raises:
+        ValueError: transformers cannot build it.
     """
     cut = copy.deepcopy(config)
     of_text = cut.get_text_config()
@@ -127,9 +131,13 @@ def num_parameters(config: PreTrainedConfig, num_layers: int | None) -> int:
         of_text.num_hidden_layers = num_layers
         if getattr(of_text, "layer_types", None):
             of_text.layer_types = of_text.layer_types[:num_layers]
-    model = _without_weights(cut)
-    model.tie_weights()
-    return sum(parameter.numel() for parameter in model.parameters())
+    try:
+        model = _without_weights(cut)
+        model.tie_weights()
+    except Exception as error:  # whatever a model class raises
+        raise ValueError(f"no causal LM of model type {config.model_type} can be built: {said_by(error)}") from error
+    sizes = [(name.split("."), parameter.numel()) for name, parameter in model.named_parameters()]
+    return sum(size for _, size in sizes), sum(size for parts, size in sizes if not set(parts) & set(VISION_MODULES))
 
 
 def _without_weights(config: PreTrainedConfig) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from reports.words import size
+from verify.models.checkpoint import kept_layers
 from verify.models.configs import NamedConfig
 from verify.models.dtypes import dtype_of_weights
 from verify.models.family import num_parameters
@@ -84,6 +86,7 @@ def check_memory(
     *,
     num_forms: int = 5,
     num_cases: int = 1,
+    held_in_float64: bool = False,
 ) -> None:
     """Refuse what this machine cannot hold: passes need more still, so none could be run.
 
@@ -93,26 +96,29 @@ def check_memory(
     2.7, half a GiB of which is there without any weight.
 
     Args:
-        request: The request. Adapters on a checkpoint, which lies on a disk of this machine, and a tiny family are not
-            looked at.
+        request: The request. A tiny family is not looked at.
         dtypes: Names of the dtypes of the run; one model at a time is held, and that of the frozen policy beside it.
         available: Bytes of memory; those of this machine if None.
         num_forms: Forms of the unpacked path, its harmless variations included.
         num_cases: Cases of the run.
+        held_in_float64: There is no oracle: the model is held in float64 as well, for its own unpacked path.
 
     Raises:
         ValueError: With what they would take.
     """
     available = _memory() if available is None else available
     trains_all = request.train == "all"
-    if available is None or request.family or (request.is_checkpoint and not trains_all):
+    if available is None or request.family:
         return
-    count, models = _num_weights(request), 2 if request.has_other_model else 1
+    (count, trained), models = _num_weights(request), 2 if request.has_other_model else 1
     widest, dtype = max((dtype_of_weights(dtype).itemsize, dtype) for dtype in dtypes)
     needed, what, fewer = models * count * widest, f"its {models * count:,} weights", "fewer layers (--layers)"
+    if held_in_float64 and torch.device(request.device).type == "cpu":  # the copy lies where the model does
+        needed += models * count * torch.float64.itemsize
+        what = f"{what}, and again in float64 for its own unpacked path,"
     if trains_all:
         expected = num_cases if len(dtypes) > 1 else 1
-        gradients = count * (widest + (expected + num_forms + 1 + _COMPARING) * torch.float64.itemsize)
+        gradients = trained * (widest + (expected + num_forms + 1 + _COMPARING) * torch.float64.itemsize)
         needed += gradients
         what, fewer = f"{what}, with {size(gradients)} of gradients,", f"{fewer}, cases, dtypes or variations"
     if needed > available:
@@ -122,12 +128,15 @@ def check_memory(
         )
 
 
-def _num_weights(request: ModelRequest) -> int:
+def _num_weights(request: ModelRequest) -> tuple[int, int]:
+    """All weights, and those that ``--train all`` trains; adapters on a checkpoint are small and not counted."""
     if request.is_checkpoint:
-        return num_parameters(requested_config(request), request.num_layers)
+        config = requested_config(request)
+        return num_parameters(config, kept_layers(Path(request.name), config, request.num_layers))
     config = request.seeded_config
     lora = request.lora if request.train == "lora" else None
-    return num_weights(config, request.num_layers or config.num_hidden_layers, lora)
+    count = num_weights(config, request.num_layers or config.num_hidden_layers, lora)
+    return count, count
 
 
 def _memory() -> int | None:

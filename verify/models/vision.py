@@ -1,13 +1,15 @@
-"""A tiny vision-language model of the kind of LLaVA-Interleave: a Qwen2 decoder behind a SigLIP tower.
+"""Vision-language models of the kind of LLaVA: what they take as an image, and a tiny one of them.
 
-The sizes are those of tiny-qwen2 and of a tower that makes nine features of an image; kinds of layers, projector and
-the choice of features are as published (llava-hf/llava-interleave-qwen-0.5b-hf).
+The tiny one is a Qwen2 decoder behind a SigLIP tower, as LLaVA-Interleave. Its sizes are those of tiny-qwen2 and of a
+tower that makes nine features of an image; kinds of layers, projector and the choice of features are as published
+(llava-hf/llava-interleave-qwen-0.5b-hf).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -17,10 +19,13 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from reference_impl.images import tokens_per_image
 from verify.images import ImageFormat
 
 VISION_FAMILIES = ("llava",)
-"""Model types that see images, of those that can be asked for tiny."""
+"""Model types that see images."""
+TOWERS = ("clip_vision_model", "siglip_vision_model")
+"""Model types of the towers that make as many features of every image."""
 TINY_WITH_IMAGES = "tiny-llava"
 """Name of the tiny model of them."""
 VISION_TOWER = "vision_tower"
@@ -77,12 +82,55 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def image_format(config: Any) -> ImageFormat | None:
-    """What a model takes as an image, as its config says; None where it sees none."""
+    """What a model takes as an image, as its config says; None where it sees none.
+
+    The number of features follows from the tower. ``image_seq_length`` enters no computation of transformers, and is
+    its default of 576 in configs that were written without it, whatever the tower.
+    """
     token_id = image_token_id(config)
     if token_id is None:
         return None
     size = int(config.vision_config.image_size)
-    return ImageFormat((int(config.vision_config.num_channels), size, size), token_id, int(config.image_seq_length))
+    return ImageFormat((int(config.vision_config.num_channels), size, size), token_id, tokens_per_image(config))
+
+
+def check_image_config(config: Any) -> None:
+    """Refuse a config of a model that sees images whose images could not be laid out; others pass.
+
+    Raises:
+        ValueError: An unknown tower, an image that is no square of whole patches or more, or a placeholder that is no
+            token of the vocabulary, or has none of text below it.
+    """
+    token_id = image_token_id(config)
+    if token_id is None:
+        return
+    vision, vocab_size = config.vision_config, int(config.get_text_config().vocab_size)
+    if vision.model_type not in TOWERS:
+        raise ValueError(f"vision tower of type {vision.model_type}: images are known to {' and '.join(TOWERS)}")
+    size, patch = vision.image_size, vision.patch_size
+    if not (isinstance(size, int) and isinstance(patch, int) and 1 <= patch <= size):
+        raise ValueError(f"image_size {size} and patch_size {patch}: a square image of at least one patch is needed")
+    if not 0 < token_id < vocab_size:
+        raise ValueError(
+            f"image_token_index {token_id}: the vocabulary has {vocab_size} tokens; the placeholder of images must be "
+            "one of them, behind those of text"
+        )
+
+
+def see_once(model: Any) -> None:
+    """Run the tower of a model that sees images on a blank one; others are left alone.
+
+    Its first call hooks its layers for good. Later it would be a change that a subject left behind.
+
+    Raises:
+        ValueError: It makes another number of features than its config says.
+    """
+    if (taken := image_format(model.config)) is None:
+        return
+    with torch.no_grad():
+        features = model.get_image_features(torch.zeros(1, *taken.shape, dtype=model.dtype)).pooler_output
+    if len(features[0]) != taken.num_tokens:
+        raise ValueError(f"{len(features[0])} features of an image; its config says {taken.num_tokens}")
 
 
 def image_token_id(config: Any) -> int | None:

@@ -1,8 +1,8 @@
-"""One rank of a sharded model's training step; prints the peak of its live bytes, its share of the parameters included.
+"""One rank of two sharded training steps; prints the peak of live bytes of each, its share of parameters included.
 
 Not a test: `test_sharded_memory` runs it, once for each rank.
 
-    python sharded_rank.py lora|all PATH-TO-STORE RANK NUM-RANKS
+    python sharded_rank.py PATH-TO-STORE RANK NUM-RANKS
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter._local_tensor if hasattr(parameter, "_local_tensor") else parameter
 
 
-def main(trained: str, store: str, rank: int, num_ranks: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+def peak_of_step(trained: str) -> int:
+    """Of a rank: adapters trained over the model without them, or all parameters over a frozen copy."""
     model: nn.Module
+    others: list[nn.Module] = []
     if trained == "lora":
         model = build_model(ModelRequest(name="small", config=CONFIG, lora=LoraSpec()), "float32").model
-        others: list[nn.Module] = []
     else:
         model = build_random(CONFIG, num_layers=5, dtype=torch.float32, seed=0).requires_grad_(True)
         others = [build_random(CONFIG, num_layers=5, dtype=torch.float32, seed=1)]
@@ -106,9 +106,14 @@ def main(trained: str, store: str, rank: int, num_ranks: int) -> None:
     held = [local(tensor) for each in (model, *others) for tensor in (*each.parameters(), *each.buffers())]
     with AllStorages(held) as storages:
         step()
-    print(storages.peak, flush=True)
+    return storages.peak
+
+
+def main(store: str, rank: int, num_ranks: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    print(*map(peak_of_step, ("lora", "all")), flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
