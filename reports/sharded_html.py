@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from reports.page import page_environment
 from reports.sharded_overview import (
-    AGAINST,
     closing_line,
     not_applicable,
     planted_line,
@@ -12,7 +11,7 @@ from reports.sharded_overview import (
     subject_rows,
     title,
 )
-from reports.sharded_record import ShardedRecord
+from reports.sharded_record import AGAINST, ShardedRecord
 from reports.words import count, number
 
 

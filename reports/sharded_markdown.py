@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from reports.markdown import escape
 from reports.sharded_overview import (
-    AGAINST,
     closing_line,
     not_applicable,
     planted_line,
@@ -14,7 +13,7 @@ from reports.sharded_overview import (
     subject_rows,
     title,
 )
-from reports.sharded_record import CheckRecord, ShardedRecord
+from reports.sharded_record import AGAINST, CheckRecord, ShardedRecord
 from reports.words import depth, number, setting
 
 _EXPLANATION = """\

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reports.record import NOT_A_PASS, VerdictName
-from reports.sharded_record import Against, ParityRecord, ShardedRecord
+from reports.sharded_record import AGAINST, Against, ParityRecord, ShardedRecord
 from reports.words import listed, number, plural
-
-AGAINST: tuple[Against, ...] = ("single process", "oracle", "unpacked")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -13,6 +13,7 @@ SHARDED_VERSION: Literal[1] = 1
 
 PrecisionName = Literal["float64", "float32", "bfloat16", "mixed-bfloat16"]
 Against = Literal["single process", "oracle", "unpacked"]
+AGAINST: tuple[Against, ...] = get_args(Against)
 
 
 class _Frozen(BaseModel):
@@ -69,7 +70,7 @@ class ParityRecord(_Frozen):
         if self.verdict == "PASS":
             if not self.num_compared or any(each.judgement.verdict != "PASS" for each in self.held):
                 raise ValueError(f"{where} is PASS, but nothing was compared, or a judgement is not PASS")
-            if {each.against for each in self.held} != {"single process", "oracle", "unpacked"}:
+            if {each.against for each in self.held} != set(AGAINST):
                 raise ValueError(f"{where} is PASS, but was not held against one process, oracle and unpacked path")
         elif not self.reasons:
             raise ValueError(f"{where} is {self.verdict} without a reason")
@@ -88,10 +89,12 @@ class CheckRecord(_Frozen):
     ratio: Measured
     """The worst difference over what may differ; infinite where nothing may."""
     worst: Text
-    """Empty on PASS."""
+    """What is worst, or why the check abstained; empty on PASS."""
 
     @model_validator(mode="after")
     def _pass_is_within(self) -> Self:
+        if self.verdict != "PASS" and not self.worst:
+            raise ValueError(f"{self.check} is {self.verdict} without a reason")
         if self.verdict == "PASS" and not (self.num_compared and self.ratio <= 1):
             raise ValueError(f"{self.check} is PASS with {self.num_compared} values and a ratio of {self.ratio}")
         return self

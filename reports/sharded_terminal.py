@@ -10,8 +10,8 @@ from rich.text import Text
 
 from reports.breakable import Breakable
 from reports.record import VerdictName
-from reports.sharded_overview import AGAINST, closing_line, not_applicable, ranks_line, subject_rows, title
-from reports.sharded_record import ShardedRecord
+from reports.sharded_overview import closing_line, not_applicable, ranks_line, subject_rows, title
+from reports.sharded_record import AGAINST, ShardedRecord
 from reports.words import number, printable
 
 _STYLES: dict[VerdictName, str] = {
@@ -21,6 +21,7 @@ _STYLES: dict[VerdictName, str] = {
     "INCONCLUSIVE": "bold yellow",
     "NOT_APPLICABLE": "dim",
 }
+_MOST_SHOWN = 6
 
 
 def print_sharded(record: ShardedRecord, console: Console) -> None:
@@ -35,7 +36,11 @@ def print_sharded(record: ShardedRecord, console: Console) -> None:
     console.print(_subjects(record))
     if record.checks:
         console.print(_checks(record))
-    _print_lines("Not applicable", not_applicable(record), console)
+    left_out = not_applicable(record)
+    more = (
+        [f"and {len(left_out) - _MOST_SHOWN} more, in the report that --out writes"] if left_out[_MOST_SHOWN:] else []
+    )
+    _print_lines("Not applicable", [*left_out[:_MOST_SHOWN], *more], console)
     survived = [
         f"{planted.fault}, {planted.precision}: {planted.what}; not caught"
         for planted in record.planted

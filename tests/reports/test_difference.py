@@ -125,10 +125,7 @@ def test_a_result_is_read_shown_and_written_whatever_its_kind(passing_record: Re
 
 
 def test_a_folder_without_a_result_or_with_two_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        RecordError,
-        match=r"holds none of record\.json, kill-matrix\.json, data-report\.json, families\.json, sharded\.json, cost",
-    ):
+    with pytest.raises(RecordError, match=r"holds none of .*record\.json, kill-matrix\.json, .*: name the file"):
         read_result(tmp_path)
     for name in ("record.json", "kill-matrix.json"):
         (tmp_path / name).write_text('{"kind": "poem"}', encoding="utf-8")

@@ -69,5 +69,5 @@ def test_no_module_names_what_it_must_not_import(path: Path) -> None:
 
 def test_the_templates_and_their_style_lie_in_the_package() -> None:
     names = {path.name for path in (PACKAGE / "templates").iterdir()}
-    pages = ("report", "kill_matrix", "data_report", "families", "preflight", "sharded", "cost")
+    pages = ("report", "kill_matrix", "data_report", "families", "preflight", "sharded", "cost", "forecast")
     assert names == {*(f"{page}.html.j2" for page in pages), "report.css"}

@@ -73,7 +73,7 @@ def cost(
     from verify.cli import option_checks
     from verify.sharded.ranks import place_from_environment, start_local_ranks
 
-    place = place_from_environment((device or "cpu").partition(":")[0])
+    place = place_from_environment(_kind_of_device(device, preset, scale))
     if ranks is not None and ranks > 1 and place is None:
         try:
             raise typer.Exit(start_local_ranks(sys.argv[1:], ranks, _RANKS_TIMEOUT_S))
@@ -174,6 +174,15 @@ def _measure(options: CostOptions, place: RankPlace | None, *, as_json: bool, qu
         for path in written:
             console.print(str(path), highlight=False, soft_wrap=True)
     raise typer.Exit(0)
+
+
+def _kind_of_device(device: str | None, preset: str | None, scale: str) -> str:
+    """What ranks compute on: as given, or as the preset has it."""
+    if device is None and preset is not None:
+        from verify.cost.presets import preset_named
+
+        device = preset_named(preset).defaults("tiny" if scale == "tiny" else "full").device
+    return (device or "cpu").partition(":")[0]
 
 
 def _say_interrupted(out: Path | None) -> None:

@@ -91,8 +91,10 @@ def _signals_for(child: int) -> Iterator[None]:
 
 def _how(ended: int) -> str:
     code = os.waitstatus_to_exitcode(ended)
+    # One of several ranks, as torchrun starts them: who it was.
+    process = f"the process of rank {os.environ['RANK']}" if "RANK" in os.environ else "the process of the run"
     if code >= 0:
-        return f"the process of the run ended with status {code} before the run was over: does a subject call os._exit?"
+        return f"{process} ended with status {code} before the run was over: does a subject call os._exit?"
     name = signal.Signals(-code).name
     hint = "; out of memory?" if -code == signal.SIGKILL else ""
-    return f"the process of the run was ended by {name} before the run was over{hint}"
+    return f"{process} was ended by {name} before the run was over{hint}"

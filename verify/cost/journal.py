@@ -76,6 +76,11 @@ class Done:
             self.steps = [s for s in self.steps if s.phase != "measured" or (s.round, s.path, s.rank) != place]
         self.steps.append(step)
 
+    def hold_out(self, held_out: HeldOutRecord) -> None:
+        """Add what was held out; it too counts anew where it was interrupted."""
+        place = (held_out.when, held_out.path)
+        self.held_out = [*(each for each in self.held_out if (each.when, each.path) != place), held_out]
+
     def without_rounds_from(self, number: int) -> Done:
         """The same without the measured rounds from one on, and without what is held out at the end."""
         steps = [step for step in self.steps if step.phase == "warm-up" or step.round < number]
@@ -131,7 +136,7 @@ class Journal:
             if line.step is not None:
                 of_workload.add(line.step)
             if line.held_out is not None:
-                of_workload.held_out.append(line.held_out)
+                of_workload.hold_out(line.held_out)
         return done
 
     def add_steps(self, workload: int, steps: Sequence[StepRecord]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from verify.models.dtypes import DTYPES
 from verify.objective import Objective
 from verify.sharded.local_gradients import SummedGradients, gradients_of_one_rank, summed_gradients
-from verify.sharded.observe import ShardedRun, run_sharded
+from verify.sharded.observe import ShardedRun, all_gathered, run_sharded
 from verify.sharded.rank_work import SubjectOnRank, Table
 from verify.sharded.scenarios import PRECISIONS, Scenario
 from verify.sharded.yardsticks import Yardstick, Yardsticks
@@ -39,6 +39,7 @@ class Bench:
         seed: Of torch's generator during passes.
         summed: What the ranks' own gradients add up to.
         alone: What one rank leaves that has the whole batch.
+        is_repeatable: Whether that has the same bits a second time, on every rank.
         runs: Steps that were run on this sharded model, by their stages and whether the reference was cached: the same
             step gives the same bits.
     """
@@ -56,6 +57,7 @@ class Bench:
     seed: int
     summed: SummedGradients
     alone: Mapping[str, Tensor]
+    is_repeatable: bool
     runs: dict[tuple[ShardedStages, bool], ShardedRun] = field(default_factory=dict, repr=False)
 
     def on_other(self, sharded: Any) -> Bench:
@@ -120,6 +122,10 @@ def measure_bench(
     yardstick = yardsticks.by_case[scenario.case.name]
     on_whole = SubjectOnRank(subject, whole, scenario.case.groups, yardstick.objective)
     reduces = DTYPES[PRECISIONS[precision].reduces]
+    alone, again = (
+        gradients_of_one_rank(on_whole, micro_size=scenario.micro_size, seed=seed, reduces=reduces) for _ in range(2)
+    )
+    same_bits = all(torch.equal(again[name], gradient) for name, gradient in alone.items())
     return Bench(
         subject=subject,
         precision=precision,
@@ -133,7 +139,8 @@ def measure_bench(
         policy=policy,
         seed=seed,
         summed=summed_gradients(on_whole, micro_size=scenario.micro_size, seed=seed),
-        alone=gradients_of_one_rank(on_whole, micro_size=scenario.micro_size, seed=seed, reduces=reduces),
+        alone=alone,
+        is_repeatable=all(all_gathered(same_bits)),
     )
 
 

@@ -181,13 +181,21 @@ class Board:
 def _kind(error: Exception) -> str:
     if isinstance(error, ValueError):
         return "input"
+    return "broken" if is_broken_collective(error) else "error"
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Whether an error, or what caused it, is of a collective that broke off or timed out.
+
+    Told by the message: gloo raises RuntimeError for whatever happens.
+    """
     chain: BaseException | None = error
     while chain is not None:
         text = str(chain).lower()
         if type(chain).__module__.startswith("torch.distributed") or any(word in text for word in _BROKEN):
-            return "broken"
+            return True
         chain = chain.__cause__
-    return "error"
+    return False
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -16,10 +16,10 @@ class Finding:
         check: Name of the check.
         precision: Name of the precision.
         subject: Name of the subject.
-        verdict: PASS or FAIL.
-        num_compared: Number of values that were compared; 0 on a FAIL for what cannot be compared.
+        verdict: PASS or FAIL; NOT_APPLICABLE where the check has to abstain.
+        num_compared: Number of values that were compared; 0 where nothing was.
         ratio: The worst difference over what may differ; infinite where nothing may, or where it is no number.
-        worst: What is worst; empty on PASS.
+        worst: What is worst, or why the check abstains; empty on PASS.
     """
 
     check: str
@@ -76,4 +76,17 @@ def found(check: str, precision: str, subject: str, differences: list[Difference
         num_compared=num_compared or len(differences),
         ratio=worst.ratio,
         worst="" if passed else f"{worst.what} is {worst.distance:.3g} off, {worst.allowed:.3g} is allowed",
+    )
+
+
+def abstained(check: str, precision: str, subject: str, reason: str) -> Finding:
+    """The finding of a check that cannot say anything here."""
+    return Finding(
+        check=check,
+        precision=precision,
+        subject=subject,
+        verdict=Verdict.NOT_APPLICABLE,
+        num_compared=0,
+        ratio=0.0,
+        worst=reason,
     )

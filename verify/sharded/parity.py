@@ -6,6 +6,7 @@ process that is one more rearrangement, so the differential budget holds for it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -95,6 +96,9 @@ def judge_parity(
         return Verdict.FAIL, (str(error),), ()
     verdict = fold(judgement.verdict for _, judgement in judgements)
     reasons = tuple(dict.fromkeys(judgement.reason for _, judgement in judgements if judgement.reason))
+    if yardstick.implausible and all(math.isfinite(judgement.measured or 0.0) for _, judgement in judgements):
+        # The budgets themselves are in doubt: neither PASS nor FAIL can rest on them.
+        return Verdict.INCONCLUSIVE, (*yardstick.vacuous, *yardstick.implausible, *reasons), tuple(judgements)
     if yardstick.vacuous and verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return Verdict.INCONCLUSIVE, (*yardstick.vacuous, *reasons), tuple(judgements)
     return verdict, reasons, tuple(judgements)

@@ -14,6 +14,7 @@ from verify.frozen_policy import CachedLogps
 from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel
 from verify.observation import reference_logps, supervised_logps, to_float64
+from verify.sharded.board import is_broken_collective
 from verify.slots import count_slots
 from verify.subject import Subject, SubjectError, backward_done, check_logps, check_loss, owns_loss, said_by
 from verify.subjects.oracle import apply_objective
@@ -105,7 +106,9 @@ class SubjectOnRank:
         except (SubjectError, NotShardedError, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise SubjectError(f"subject {self.subject.name} raised on a sharded model: {said_by(error)}") from error
+            if is_broken_collective(error):  # which another rank is to blame for
+                raise
+            raise SubjectError(f"subject {self.subject.name} raised {said_by(error)}") from error
 
     def _call(
         self, groups: Sequence[PreferenceGroup], objective: Objective

@@ -91,7 +91,7 @@ def verdict_of(outcome: ShardedOutcome) -> tuple[Verdict, list[str]]:
     reasons += [
         f"{finding.check}, {finding.precision}: {finding.worst}"
         for finding in outcome.findings
-        if finding.verdict is not Verdict.PASS
+        if finding.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE)
     ]
     return verdict, [*reasons, *doubts][:_REASONS_KEPT]
 

@@ -99,7 +99,8 @@ def _not_planted(request: ShardedRequest, outcome: ShardedOutcome) -> list[str]:
     if not planted or not left_out:
         return []
     return [
-        f"not planted, as the subject makes a call for each group or takes no cached reference: {', '.join(left_out)}"
+        "not planted, as the subject makes a call for each group, takes no cached reference, or gives other bits from "
+        f"run to run: {', '.join(left_out)}"
     ]
 
 

@@ -6,7 +6,7 @@ The work is shared among the ranks, case by case; each holds the whole model for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -42,7 +42,8 @@ class Yardstick:
         singles: Each subject's own, by its name, from one call with all groups.
         sizes: Sizes of the true gradients.
         noise: Comparisons among the forms of the unpacked path.
-        vacuous: Why the case would prove nothing, or why its budgets are in doubt.
+        vacuous: Why the case would prove nothing.
+        implausible: Why its budgets are in doubt.
     """
 
     case: Case
@@ -53,6 +54,7 @@ class Yardstick:
     sizes: Mapping[str, float]
     noise: NoiseSample
     vacuous: tuple[str, ...]
+    implausible: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +126,12 @@ def measure_yardsticks(
             singles={s.name: run(s) for s in subjects if support_for(s, case, holder.reference.name).supported},
             sizes=gradient_sizes(expected.gradients or {}),
             noise=noise,
-            vacuous=(
-                *vacuous_adapters(holder.model),
-                *vacuous_expectation(expected, case.groups),
-                *implausible_witness(noise.to_oracle, policy.plausible.for_dtype(dtype)),
-            ),
+            vacuous=(*vacuous_adapters(holder.model), *vacuous_expectation(expected, case.groups)),
+            implausible=implausible_witness(noise.to_oracle, policy.plausible.for_dtype(dtype)),
         )
 
     found = {yardstick.case.name: yardstick for yardstick in shared_among_ranks(cases, measure)}
-    proves_nothing = {name for name, yardstick in found.items() if yardstick.vacuous}
+    proves_nothing = {name for name, yardstick in found.items() if yardstick.vacuous or yardstick.implausible}
     noise = measure_noise([yardstick.noise for yardstick in found.values()], not_pooled=proves_nothing)
     return Yardsticks(by_case=found, noise=noise)
 
@@ -145,8 +144,3 @@ def shared_among_ranks(items: Sequence[_Item], work: Callable[[_Item], _Result])
     for of_rank in all_gathered(own):
         of_all |= of_rank
     return [of_all[number] for number in range(len(items))]
-
-
-def without_gradients(observation: Observation) -> Observation:
-    """An observation for budgets, which are made of all but the gradients."""
-    return replace(observation, gradients=None)

@@ -15,6 +15,7 @@ import verify
 from reports.cost_record import CostRecord
 from reports.cost_store import COST_FILES, read_cost
 from verify.cli import app
+from verify.cli.cost import _kind_of_device
 from verify.cost.journal import JOURNAL_FILE
 
 ROOT = Path(verify.__file__).resolve().parents[1]
@@ -117,3 +118,17 @@ def _end(record: CostRecord, path: str, when: str = "end") -> list[float]:
     held = record.workloads[0].held_out_of(path, when)
     assert held is not None
     return held.margins
+
+
+@pytest.mark.parametrize(
+    ("device", "preset", "scale", "kind"),
+    [
+        (None, None, "full", "cpu"),
+        ("cuda:1", None, "full", "cuda"),
+        (None, "mechanism", "full", "cuda"),
+        (None, "mechanism", "tiny", "cpu"),
+        ("cpu", "mechanism", "full", "cpu"),
+    ],
+)
+def test_ranks_compute_on_what_the_preset_says(device: str | None, preset: str | None, scale: str, kind: str) -> None:
+    assert _kind_of_device(device, preset, scale) == kind

@@ -63,6 +63,14 @@ def test_a_step_that_was_measured_again_counts_anew() -> None:
     assert [(s.path, s.session) for s in done.steps if s.phase == "measured"] == [("split", 0), ("padded", 1)]
 
 
+def test_what_was_held_out_again_counts_anew(journal: Journal) -> None:
+    """An interruption may leave the results of some paths; all are computed again and written behind them."""
+    other = HELD_OUT.model_copy(update={"path": "padded"})
+    journal.add_held_out(0, [HELD_OUT])
+    journal.add_held_out(0, [other, HELD_OUT])
+    assert journal.resume()[0].held_out == [other, HELD_OUT]
+
+
 def test_a_round_is_done_when_every_path_and_rank_is_there() -> None:
     shape = {"num_paths": 2, "num_ranks": 2}
     done = Done([step(path, number, rank=rank) for number in (0, 1) for path in ("padded", "split") for rank in (0, 1)])

@@ -27,7 +27,17 @@ def packparity(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("sharded")
-    options = ("--dtype", "float32", "--case", "balanced", "--case", "examples-of-uneven-length", "--quiet")
+    options = (
+        "--layers",
+        "1",
+        "--dtype",
+        "float32",
+        "--case",
+        "balanced",
+        "--case",
+        "examples-of-uneven-length",
+        "--quiet",
+    )
     subjects = ("--subject", "split", "--subject", "split/block-diagonal")
     return packparity("sharded", *options, *subjects, "--out", str(out)), out
 

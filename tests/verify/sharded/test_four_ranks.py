@@ -21,8 +21,8 @@ from verify.verdict import Verdict
 
 NUM_RANKS = 4
 OF_USERS = Path(__file__).parents[1] / "third_party_subjects.py"
-SUBJECTS = ("split", f"{OF_USERS}:ByHand", f"{OF_USERS}:OwnLoss", "split/two-pass")
-PLANTED = ("local-denominators", "clip-over-local-shard", "dummy-call-times-zero", "mean-of-rank-means")
+SUBJECTS = ("split", f"{OF_USERS}:ByHand", f"{OF_USERS}:OwnLoss", f"{OF_USERS}:OffByOnePredictor", "split/two-pass")
+PLANTED = ("clip-over-local-shard", "dummy-call-times-zero", "mean-of-rank-means")
 
 
 def run_rank(rank: int, port: int, outcomes: Any) -> None:
@@ -87,6 +87,15 @@ def test_a_users_subject_that_makes_a_call_for_each_group_is_run_group_by_group(
 def test_a_loss_of_ones_own_without_a_cached_reference_says_so(outcome: ShardedOutcome) -> None:
     cached = results(outcome, "own-loss")["uneven-over-ranks/cached"]
     assert (cached.verdict, "reference cached" in cached.reasons[0]) == (Verdict.NOT_APPLICABLE, True)
+
+
+def test_a_subject_that_is_wrong_in_one_process_fails_against_the_oracle_and_not_against_itself(
+    outcome: ShardedOutcome,
+) -> None:
+    found = results(outcome, "off-by-one-predictor")["uneven-over-ranks"]
+    assert found.verdict is Verdict.FAIL
+    failed = {against for against, judgement in found.judgements if judgement.verdict is Verdict.FAIL}
+    assert failed == {"oracle", "unpacked"}
 
 
 def test_a_step_that_runs_backward_itself_is_not_run(outcome: ShardedOutcome) -> None:

@@ -1,0 +1,144 @@
+"""The record of sharded parity: what it refuses to say, and how it is shown."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from rich.console import Console
+
+from reports import sharded_html, sharded_markdown
+from reports.record import Environment, JudgementRecord, ModelRecord, SubjectRecord
+from reports.results import read_result, write_result
+from reports.sharded_record import (
+    AGAINST,
+    CheckRecord,
+    HeldRecord,
+    ParityRecord,
+    PlantedFaultRecord,
+    PrecisionRecord,
+    ScenarioRecord,
+    ShardedRecord,
+)
+from reports.sharded_terminal import print_sharded
+from reports.store import RecordError
+
+NASTY = "a|b<script>\x1b[31m"
+
+
+def judgement(**changes: Any) -> JudgementRecord:
+    fields: dict[str, Any] = {
+        "quantity": "loss", "budget_kind": "oracle", "statistic": "max", "unit": "nats", "verdict": "PASS",
+        "reason": "", "num_compared": 1, "measured": 0.25, "budget": 1.0, "witness_error": 0.1, "witness_from": "",
+        "factor": 2.0, "floor": 0.0, "signed_mean": 0.0, "worst": [],
+    }  # fmt: skip
+    return JudgementRecord(**{**fields, **changes})
+
+
+def parity(**changes: Any) -> ParityRecord:
+    held = [HeldRecord(against=against, judgement=judgement()) for against in AGAINST]
+    fields: dict[str, Any] = {
+        "scenario": "uneven", "subject": NASTY, "precision": "float32", "verdict": "PASS", "reasons": [],
+        "micro_size": 2, "groups_of_ranks": [3, 2], "dummies_of_ranks": [0, 1], "num_compared": 3,
+        "worst_ratio": 0.25, "held": held,
+    }  # fmt: skip
+    return ParityRecord(**{**fields, **changes})
+
+
+def check(**changes: Any) -> CheckRecord:
+    fields: dict[str, Any] = {
+        "check": "clip", "precision": "float32", "subject": NASTY, "verdict": "PASS", "num_compared": 5, "ratio": 0.5,
+        "worst": "",
+    }  # fmt: skip
+    return CheckRecord(**{**fields, **changes})
+
+
+FAILED = check(verdict="FAIL", ratio=float("inf"), worst="the norm is 2 off")
+
+
+def planted(**changes: Any) -> PlantedFaultRecord:
+    fields = {"fault": "x", "what": NASTY, "precision": "float32", "caught_by": ["clip"], "checks": [FAILED]}
+    return PlantedFaultRecord(**{**fields, **changes})
+
+
+def record(**changes: Any) -> ShardedRecord:
+    fields: dict[str, Any] = {
+        "schema_version": 1, "tool_version": "0.1", "created_utc": "2026", "command": ["packparity", "sharded"],
+        "verdict": "PASS", "reasons": [], "world_size": 2, "backend": "gloo", "started_by": "local ranks",
+        "environment": Environment(
+            python="3.11", platform="linux", processor="x", num_threads=1, device="cpu", packages={"torch": "2.13"}
+        ),
+        "model": ModelRecord(
+            name="tiny", weights="seeded", weights_sha256=None, num_parameters=1, num_layers=2,
+            num_layers_published=2, config={}, lora={},
+        ),
+        "precisions": [PrecisionRecord(name="float32", weights="float32", computes="float32", reduces="float32")],
+        "cases": [], "scenarios": [ScenarioRecord(name="uneven", case="uneven", micro_size=2, reference="cached")],
+        "subjects": [SubjectRecord(name=NASTY, layout="packed", owns_loss=True)],
+        "parity": [parity()], "checks": [check()], "planted": [planted()], "harmless": [], "policy": {}, "seeds": {},
+        "notes": [NASTY], "total_s": 1.0,
+    }  # fmt: skip
+    return ShardedRecord(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verdict": "FAIL"}, "the run is FAIL without a reason"),
+        ({"parity": [], "checks": []}, "its parts are none"),
+        ({"checks": [FAILED]}, "its parts are FAIL, PASS"),
+        ({"world_size": 1}, "nothing was sharded"),
+        ({"planted": []}, "no fault was planted"),
+        ({"planted": [planted(caught_by=[])]}, "or one was not caught"),
+    ],
+)
+def test_a_run_that_its_parts_do_not_bear_out_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        record(**changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (parity, {"num_compared": 0}, "nothing was compared"),
+        (parity, {"held": parity().held[:2]}, "not held against one process, oracle and unpacked path"),
+        (parity, {"verdict": "FAIL"}, "without a reason"),
+        (check, {"ratio": 1.5}, "PASS with 5 values and a ratio of 1.5"),
+        (check, {"ratio": float("nan")}, "a ratio of nan"),
+        (check, {"num_compared": 0}, "PASS with 0 values"),
+        (check, {"verdict": "NOT_APPLICABLE"}, "without a reason"),
+    ],
+)
+def test_a_part_that_says_more_than_it_knows_is_refused(make: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        make(**changes)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    written = record()
+    paths = write_result(written, tmp_path)
+    assert [path.name for path in paths] == ["sharded.md", "sharded.html", "sharded.json"]
+    assert read_result(tmp_path) == written
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    (_, _, path) = write_result(record(), tmp_path)
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(RecordError, match="this program reads records of sharded parity of version 1"):
+        read_result(path)
+
+
+def test_foreign_text_is_shown_and_not_obeyed() -> None:
+    console = Console(file=StringIO(), width=200)
+    print_sharded(record(), console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in shown
+    page, document = sharded_html.render(record()), sharded_markdown.render(record())
+    assert "<script>" not in page
+    assert "a|b" not in document
+    for text in (shown, page, document):
+        assert "1 of 1 planted fault caught" in text
+        assert "PASS" in text
