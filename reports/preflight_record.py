@@ -141,8 +141,8 @@ def reasons_against(findings: Sequence[PreflightFinding], required: Iterable[str
     reasons = [f"{name}{on_ranks(of_name, world_size)}: {of_name[0].seen}" for name, of_name in wrong.items()]
     for name in required:
         about = [finding for finding in findings if name in (finding.probe, finding.name)]
-        if any(finding.outcome == "NO-GO" for finding in about):
-            continue
+        if any(finding.outcome == "NO-GO" for finding in about) or (wrong and not about):
+            continue  # said above; or not reached because of what is
         proven = [finding for finding in about if finding.outcome == "GO"]
         missing = set(range(world_size)) - {finding.rank for finding in proven if finding.rank is not None}
         if missing and not any(finding.rank is None for finding in proven):

@@ -30,8 +30,8 @@ def refuse_what_does_not_go_together(options: CheckOptions) -> None:
         raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
 
 
-def check_routers(options: CheckOptions, config: Any) -> None:
-    """Refuse the loss of routers where there are none, and where it is not judged."""
+def check_routers(options: CheckOptions, config: Any, cases: Sequence[Case]) -> None:
+    """Refuse the loss of routers where there are none, where no case has it, and where it is not judged."""
     if options.router_loss is None:
         return
     if not experts_per_token(config):
@@ -43,14 +43,20 @@ def check_routers(options: CheckOptions, config: Any) -> None:
         raise ValueError("--shrink with --router-loss: a reproduction has no router loss")
     if options.train != "lora":
         raise ValueError(f"--router-loss with --train {options.train}: it is judged where adapters are trained")
+    if all(case.objective_name == REWARD_MODEL for case in cases):
+        raise ValueError(
+            f"--router-loss {options.router_loss}: every case is of a {REWARD_MODEL}, which has none; name another case"
+        )
 
 
-def check_planted_fit(subjects: Sequence[Subject], train: TrainName) -> None:
-    """Refuse faults that sit where the model of the run has nothing: they would pass as harmless."""
+def check_planted_fit(subjects: Sequence[Subject], train: TrainName, *, router_loss: bool) -> None:
+    """Refuse faults that sit where the step of the run has nothing: they would pass as harmless, or not run."""
     for subject in subjects:
         mutation = subject.mutation if isinstance(subject, FaultySubject) else None
         if mutation is not None and train not in mutation.trains:
             raise ValueError(f"--subject {subject.name} with --train {train}: it is a fault under {mutation.trains[0]}")
+        if mutation is not None and mutation.of_routers and not router_loss:
+            raise ValueError(f"--subject {subject.name}: it is a fault of the loss of routers; give --router-loss too")
 
 
 def check_cases_fit(cases: Sequence[Case], config: Any, no_oracle: str, train: TrainName) -> None:

@@ -183,7 +183,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
     reduced = large and not options.full
     subjects = _subjects(options, reduced)
-    check_planted_fit(subjects, options.train)
+    check_planted_fit(subjects, options.train, router_loss=options.router_loss is not None)
     objective = run_objective(
         options.objective,
         beta=options.beta,
@@ -191,7 +191,6 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         nll_weight=options.nll_weight,
         router_loss=options.router_loss,
     )
-    check_routers(options, config)
     images, no_oracle = image_format(config), unknown_to_oracle(config)
     with_images = None if images is not None else _model_with_images(options, model)
     config_with_images = config if with_images is None else requested_config(with_images)
@@ -203,6 +202,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         reward_models=not no_oracle,
         images=image_format(config_with_images),
     )
+    check_routers(options, config, cases)
     check_cases_fit([case for case in cases if not case.has_images], config, no_oracle, options.train)
     check_cases_fit([case for case in cases if case.has_images], config_with_images, no_oracle, options.train)
     request = GateRequest(

@@ -389,8 +389,11 @@ def _looked_up(model: Any) -> str:
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """A detached float64 copy on the CPU; exact for every narrower dtype."""
-    return tensor.detach().to("cpu", torch.float64, copy=True)
+    """A detached dense float64 copy on the CPU; exact for every narrower dtype."""
+    values = tensor.detach()
+    if values.layout is not torch.strided:  # the gradient of nn.Embedding(sparse=True)
+        values = values.to_dense()
+    return values.to("cpu", torch.float64, copy=True)
 
 
 def trained_name(parameter_name: str) -> str:

@@ -74,7 +74,7 @@ def check_balance(output: object, subject: str) -> RouterBalance:
         The balance; empty where it says nothing.
 
     Raises:
-        SubjectError: Without ``shares`` and ``probs``, or they are no vectors of equal length.
+        SubjectError: Without ``shares`` and ``probs``, or they are no vectors, or empty.
     """
     given = getattr(output, "router_balance", None)
     if given is None:
@@ -82,7 +82,7 @@ def check_balance(output: object, subject: str) -> RouterBalance:
     vectors = []
     for name in ("shares", "probs"):
         vector = getattr(given, name, None)
-        if not isinstance(vector, Tensor) or vector.dim() != 1 or not vector.is_floating_point():
+        if not isinstance(vector, Tensor) or vector.dim() != 1 or not len(vector) or not vector.is_floating_point():
             raise SubjectError(
                 f"subject {subject}: loss(...).router_balance.{name} is {shown(vector)}; "
                 "it must be a vector of one number for each expert"

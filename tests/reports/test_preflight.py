@@ -84,6 +84,12 @@ def test_whatever_is_wrong_anywhere_is_no_go_and_said_once() -> None:
     ]
 
 
+def test_what_was_not_reached_is_no_reason_of_its_own_where_something_is_wrong() -> None:
+    assert record(finding("memory", "NO-GO")).reasons == ["memory: memory seen"]
+    absent = finding("attention", "ABSTAINS", seen="no kernel")
+    assert record(finding("memory", "NO-GO"), absent).reasons[1:] == ["attention: not proven: no kernel"]
+
+
 def test_a_run_that_was_ended_is_no_go_whatever_was_proven() -> None:
     ended = record(*PROVEN, ended_early="rank 1 is gone")
     assert ended.reasons == ["the run was ended: rank 1 is gone"]

@@ -278,3 +278,9 @@ def test_conversion_to_float64_is_exact_and_a_copy() -> None:
     copy = to_float64(wide)
     copy.zero_()
     assert wide.tolist() == [1.0, 1.0]
+
+
+def test_a_sparse_gradient_is_read_as_the_dense_one() -> None:
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    embedding(torch.tensor([3, 1, 3])).sum().backward()
+    assert to_float64(embedding.weight.grad).tolist() == [[0, 0], [1, 1], [0, 0], [2, 2], [0, 0]]  # type: ignore[arg-type]

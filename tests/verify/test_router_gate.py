@@ -188,7 +188,14 @@ def test_who_cannot_have_the_loss_of_routers_is_not_applicable(short_case: Case)
     assert ["adds_router_loss" in reason for _, reason in reasons] == [True, False, True]
 
 
-@pytest.mark.parametrize("balance", [torch.ones(8), SimpleNamespace(shares=torch.ones(8))])
+@pytest.mark.parametrize(
+    "balance",
+    [
+        torch.ones(8),
+        SimpleNamespace(shares=torch.ones(8)),
+        SimpleNamespace(shares=torch.ones(8), probs=torch.ones(0)),
+    ],
+)
 def test_a_balance_without_its_parts_is_an_error(short_case: Case, balance: Any) -> None:
     class Wrong(OwnLoss):
         def loss(self, model: Any, groups: Groups, objective: Any) -> Any:
@@ -245,6 +252,14 @@ def test_the_coefficient_is_positive_and_finite(coefficient: float) -> None:
         (CheckOptions(model="tiny-mixtral", router_loss=0.001), "model of type mixtral has no routers"),
         (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, train="all"), "where adapters are trained"),
         (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, shrink=True, out="x"), "no router loss"),  # type: ignore[arg-type]
+        (
+            CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, cases=("objective-reward-model",)),
+            "every case is of a reward-model, which has none",
+        ),
+        (
+            CheckOptions(model="tiny-qwen3-moe", subjects=("fault:routers-count-padding",), cases=("balanced",)),
+            "fault of the loss of routers; give --router-loss",
+        ),
     ],
 )
 def test_a_run_that_cannot_have_it_is_refused(options: CheckOptions, message: str) -> None:

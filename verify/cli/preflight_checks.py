@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from verify.cli import option_checks
+from verify.preflight.options import looks_like_a_path
 from verify.sharded.scenarios import check_precisions
 
 _BACKENDS = ("dense-sdpa", "flex", "split")
@@ -22,7 +23,7 @@ def check_preflight_options(
     device: str | None,
 ) -> None:
     """Refuse names that nothing bears. Files are looked at by every rank, so that one that lacks them is named."""
-    if not _looks_like_a_path(model):
+    if not looks_like_a_path(model):
         option_checks.check_model(model, layers)
     check_precisions((dtype,))
     for what, names, known in (("backend", backends, _BACKENDS), ("profile", (profile,), _PROFILES)):
@@ -35,10 +36,6 @@ def check_preflight_options(
         raise ValueError(f"a backend is named twice among {', '.join(backends)}")
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"--device {device}: give cpu or cuda; each rank takes the device of its local rank")
-
-
-def _looks_like_a_path(model: str) -> bool:
-    return "/" in model or model.endswith(".json")
 
 
 def rank_arguments(arguments: Sequence[str]) -> list[str]:

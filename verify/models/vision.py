@@ -19,7 +19,6 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from reference_impl.images import tokens_per_image
 from verify.images import ImageFormat
 
 VISION_FAMILIES = ("llava",)
@@ -91,7 +90,14 @@ def image_format(config: Any) -> ImageFormat | None:
     if token_id is None:
         return None
     size = int(config.vision_config.image_size)
-    return ImageFormat((int(config.vision_config.num_channels), size, size), token_id, tokens_per_image(config))
+    return ImageFormat((int(config.vision_config.num_channels), size, size), token_id, _num_features(config))
+
+
+def _num_features(config: Any) -> int:
+    """Features of an image: of each patch, and of CLIP's class token, unless the features chosen leave it out."""
+    patches_a_side = int(config.vision_config.image_size) // int(config.vision_config.patch_size)
+    of_class = int(config.vision_config.model_type == "clip_vision_model")
+    return patches_a_side**2 + of_class - int(config.vision_feature_select_strategy == "default")
 
 
 def check_image_config(config: Any) -> None:

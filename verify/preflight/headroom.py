@@ -46,7 +46,7 @@ def available_bytes(machine: Machine, profile: Profile) -> int | None:
 def _step(backend: str, peak: PeakBytes, batch: PlannedBatch, available: int | None) -> Finding:
     part = f"step {backend}"
     said = (
-        f"a step of {batch.tokens:,} tokens ({batch.groups} x {batch.prompt_tokens} + 2 x {batch.response_tokens}) "
+        f"a step of {batch.tokens:,} tokens ({batch.groups} x ({batch.prompt_tokens} + 2 x {batch.response_tokens})) "
         f"needs {size(peak.total)} a rank: parameters {size(peak.parameters)}, gathered {size(peak.gathered)}, "
         f"activations {size(peak.activations)}, optimizer and gradients {size(peak.optimizer_state + peak.gradients)}"
     )

@@ -36,3 +36,8 @@ class PreflightOptions:
     def as_values(self) -> dict[str, str]:
         """By name, for holding ranks against each other."""
         return {name: str(value) for name, value in asdict(self).items()}
+
+
+def looks_like_a_path(model: str) -> bool:
+    """Whether a model is given by a folder or a file; whether it is there each rank has to see for itself."""
+    return "/" in model or model.endswith(".json")

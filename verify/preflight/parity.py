@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from reports.words import plural
 from verify.comparison import compare_observations, gradient_sizes
 from verify.judgement import Judge, Judgement
 from verify.model_holder import ModelHolder
@@ -76,7 +77,7 @@ def _judge(setting: ParitySetting, meeting: Meeting, yardsticks: Yardsticks, mod
     """One backend against all yardsticks, and against itself."""
     plan = setting.plan
     depth = plan.depth_in_words(setting.depth.num_layers)
-    said = f"{len(setting.cases)} cases, {depth}, {plan.options.dtype} on {setting.device}"
+    said = f"{plural(len(setting.cases), 'case')}, {depth}, {plan.options.dtype} on {setting.device}"
     meeting.enter(PARITY)
     verdicts: list[tuple[Verdict, Sequence[str]]] = []
     judgements: list[tuple[str, Judgement]] = []
@@ -146,7 +147,9 @@ def _determinism(
         verdicts.append((fold(each.verdict for each in judged), [each.reason for each in judged if each.reason]))
         judgements += [("the same step", each) for each in judged]
     if not verdicts:
-        yield go(DETERMINISM, f"the same step twice is bit-identical on {len(first)} cases", part=subject.name)
+        yield go(
+            DETERMINISM, f"the same step twice is bit-identical on {plural(len(first), 'case')}", part=subject.name
+        )
         return
     found = finding_of(DETERMINISM, subject.name, verdicts, judgements, "the same step twice, not bit-identical")
     yield (

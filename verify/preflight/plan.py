@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from verify.models.configs import TINY_CONFIGS, TINY_PREFIX, NamedConfig
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config
+from verify.models.shape_file import is_shape_file, read_shape
 from verify.preflight import planted
 from verify.preflight.attention import AttentionSizes
-from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions
+from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions, looks_like_a_path
 from verify.preflight.profiles import PROFILES, Profile
 from verify.preflight.signs import Limits
 from verify.preflight.step_memory import PlannedBatch, cut_config
@@ -118,11 +121,15 @@ def make_plan(options: PreflightOptions) -> PreflightPlan:
     Raises:
         ValueError: An option that cannot be meant; the message says which and what would be right.
     """
+    if looks_like_a_path(options.model) and not Path(options.model).exists():
+        raise ValueError(f"--model {options.model}: there is no such folder or file on {socket.gethostname()}")
+    shape = read_shape(Path(options.model)) if is_shape_file(options.model) else None
     model = ModelRequest(
         name=options.model,
         num_layers=options.layers,
         seed=options.seed,
-        lora=LoraSpec(strength=0.3 if is_tiny(options.model) else 0.1),
+        lora=shape.lora if shape else LoraSpec(strength=0.3 if is_tiny(options.model) else 0.1),
+        config=shape.config if shape else None,
     )
     whole = requested_config(model)
     config = whole.get_text_config()

@@ -79,7 +79,7 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
     Args:
         draft: Options and place; filled with what is found.
         progress: Called with steps done, steps in all and what is being done.
-        finish: Shows and writes a record; called on rank 0, once.
+        finish: Shows and writes a record; called on rank 0.
 
     Returns:
         The record.
@@ -90,7 +90,7 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
     """
     options, place = draft.options, draft.place
     limits = Limits(stage_s=options.timeout_s, answer_s=options.silence_s)
-    finished = _Once(finish if place.rank == 0 else lambda record: None)
+    finished = _Ending(finish if place.rank == 0 else lambda record: None)
     try:
         with (
             EndSignal() as end_signal,
@@ -109,6 +109,7 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
             else:
                 _probe(draft, meeting, gathered)
             meeting.enter("report")
+            meeting.gathered(None)
             record = draft.record()
             finished(record)  # inside: where rank 0 cannot write, all ranks end with the status that says so
             meeting.gathered(None)
@@ -147,18 +148,17 @@ def _probe(draft: Draft, meeting: Meeting, gathered: Gathered) -> None:
         look_at_parity(setting, meeting)
 
 
-class _Once:
-    """Hands one record over: the first, whichever thread makes it."""
+class _Ending:
+    """Hands the record over; of a run that ends early once more, whichever thread finds out first."""
 
     def __init__(self, finish: Finish) -> None:
-        self._finish, self._done = finish, False
+        self._finish, self._ended_early = finish, False
 
     def __call__(self, record: PreflightRecord) -> None:
-        if not self._done:
-            self._done = True
-            self._finish(record)
+        self._finish(record)
 
     def early(self, draft: Draft, reason: str) -> None:
-        """Of a run that ended before its end; nothing where it had not begun."""
-        if draft.meeting is not None:
-            self(draft.record(reason))
+        """Of a run that ended before its end, also where a rank was lost after a GO; nothing where it had not begun."""
+        if draft.meeting is not None and not self._ended_early:
+            self._ended_early = True
+            self._finish(draft.record(reason))

@@ -1,4 +1,4 @@
-"""The watch over the ranks of a run: a thread on each, which names the rank that is lost and ends the run.
+"""The watch over the ranks of a run: threads on each, which name the rank that is lost and end the run.
 
 A collective of NCCL does not return when a rank is missing, and torchrun ends the others without a word about why. So
 each rank gives signs of life through the store of the group, beside its main thread, and rank 0 looks at all of them;
@@ -50,7 +50,7 @@ class Watch:
         self._stage, self._entered, self._host = "start", time.monotonic(), socket.gethostname()
         self._main = threading.main_thread().ident
         self._seen = {rank: Seen() for rank in range(place.world_size)}
-        self._stopped = threading.Event()
+        self._stopped, self._looks = threading.Event(), 0
 
     def enter(self, stage: str) -> None:
         """Say which probe this rank is in; its time begins anew."""
@@ -71,8 +71,9 @@ class Watch:
                 return
             now, count = time.monotonic(), count + 1
             try:
-                reason = self._look(count, now - before, asked_to_end=bool(terminated_at))
-                unreachable_s = 0.0
+                # No more than that counts: after a job was suspended as a whole, nobody was silent.
+                reason = self._look(count, min(now - before, 2 * _BETWEEN_SIGNS_S), asked_to_end=bool(terminated_at))
+                unreachable_s, self._looks = 0.0, count
             except (RuntimeError, ValueError) as error:  # what the store raises when its keeper is gone
                 unreachable_s += now - before
                 gone = unreachable_s > _SILENT_WHEN_TERMINATED_S
@@ -82,6 +83,19 @@ class Watch:
                 reason = f"rank {self._place.rank} was asked to end (by a signal); every rank gave signs of life"
             if reason and not self._stopped.wait(0.1):
                 self._leave(reason)
+
+    def guard(self) -> None:
+        """See to it that looking goes on: a store on a machine that is gone never answers, and has no timeout."""
+        looks, silent_s, before = self._looks, 0.0, time.monotonic()
+        while not self._stopped.wait(_BETWEEN_SIGNS_S):
+            now = time.monotonic()
+            silent_s = silent_s + min(now - before, 2 * _BETWEEN_SIGNS_S) if self._looks == looks else 0.0
+            looks, before = self._looks, now
+            if silent_s > self._limits.answer_s:
+                self._leave(
+                    f"rank 0 of {self._place.world_size}, or torchrun beside it, keeps the store of the group, which "
+                    f"gave no answer for {self._limits.answer_s:g} s: stopped, or the machine is gone"
+                )
 
     def stop(self) -> None:
         """Look no more."""
@@ -196,14 +210,16 @@ def watched(place: RankPlace, limits: Limits, end_signal: EndSignal, on_end: Cal
     store = PrefixStore("watch", _get_default_store().clone())  # type: ignore[attr-defined]
     watch = Watch(store, place, limits, on_end)
     end_signal.arm()
-    thread = threading.Thread(target=watch.run, args=(end_signal.readable,), name="watch", daemon=True)
-    thread.start()
+    looking = threading.Thread(target=watch.run, args=(end_signal.readable,), name="watch", daemon=True)
+    guarding = threading.Thread(target=watch.guard, name="watch-guard", daemon=True)
+    for thread in (looking, guarding):
+        thread.start()
     try:
         yield watch
     finally:
         watch.stop()
         end_signal.wake()
-        thread.join()
+        looking.join(_READ_S)  # no longer: it may wait for a store that is gone
 
 
 def _key(rank: int) -> str:

@@ -106,6 +106,11 @@ def decoder_layers_of(model: nn.Module) -> list[nn.Module]:
     return decoder_layers(model)
 
 
+def has_windows(model: nn.Module) -> bool:
+    """Whether some layers have a sliding window."""
+    return any(window is not None for window in layer_windows(pretrained_model(model)).by_type.values())
+
+
 def attention_of(model: Any, path: str) -> AbstractContextManager[None]:
     """The context in which a model computes attention as a path does."""
     return attention_implementation(model, _BACKENDS[path])

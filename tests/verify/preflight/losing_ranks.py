@@ -34,6 +34,15 @@ def stopped(place: RankPlace, watch: Watch) -> None:
     dist.all_reduce(torch.ones(1))
 
 
+def keeper_stopped(place: RankPlace, watch: Watch) -> None:
+    """Rank 0, which keeps the store, is stopped."""
+    watch.enter("attention")
+    time.sleep(1.5)
+    if place.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(1))
+
+
 def hangs(place: RankPlace, watch: Watch) -> None:
     """Rank 1 never comes to the collective in which rank 0 waits."""
     watch.enter("data")
@@ -61,7 +70,7 @@ def none_lost(place: RankPlace, watch: Watch) -> None:
 
 
 SCENARIOS: dict[str, Callable[[RankPlace, Watch], None]] = {
-    each.__name__: each for each in (stopped, hangs, terminated, none_lost)
+    each.__name__: each for each in (stopped, keeper_stopped, hangs, terminated, none_lost)
 }
 
 
@@ -93,25 +102,35 @@ def fork_rank(scenario: str, rank: int, port: int) -> int:
         os._exit(3)
 
 
+def wait_for(children: list[int], seconds: float) -> list[int]:
+    """Exit statuses; what is left nine seconds after the first has ended, or when time is up, is killed."""
+    statuses: dict[int, int] = {}
+    until = time.monotonic() + seconds
+    while len(statuses) < len(children):
+        for child in children:
+            if child in statuses:
+                continue
+            if time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                statuses[child] = os.waitstatus_to_exitcode(status)
+                until = min(until, time.monotonic() + 9)
+        time.sleep(0.05)
+    return [statuses[child] for child in children]
+
+
 def main() -> None:
     for scenario in SCENARIOS:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         children = [fork_rank(scenario, rank, port) for rank in (0, 1)]
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])]
-        done, status = 0, 0
-        until = time.monotonic() + 3
-        while not done and time.monotonic() < until:
-            done, status = os.waitpid(children[1], os.WNOHANG)
-            time.sleep(0.05)
-        if not done:
-            os.kill(children[1], signal.SIGKILL)
-            _, status = os.waitpid(children[1], 0)
+        statuses = wait_for(children, seconds=30)
         noted = FOLDER / f"{scenario}.noted"
         (FOLDER / f"{scenario}.json").write_text(
             json.dumps({
-                "statuses": [*statuses, os.waitstatus_to_exitcode(status)],
+                "statuses": statuses,
                 "words": [(FOLDER / f"{scenario}.{rank}").read_text() for rank in (0, 1)],
                 "noted": noted.read_text() if noted.exists() else "",
             })

@@ -34,6 +34,11 @@ def test_a_rank_that_is_stopped_is_named_with_the_probe_that_it_was_in(lost: Any
     assert "in probe attention at" in lost["stopped"]["words"][0]
 
 
+def test_the_rank_that_keeps_the_store_is_named_by_the_others(lost: Any) -> None:
+    assert lost["keeper_stopped"]["statuses"] == [SIGKILL, 3]
+    assert "rank 0" in lost["keeper_stopped"]["words"][1]
+
+
 def test_a_rank_that_hangs_is_named_with_its_line_and_not_the_one_that_waits(lost: Any) -> None:
     assert lost["hangs"]["statuses"] == [3, 3]
     for words in lost["hangs"]["words"]:

@@ -28,6 +28,8 @@ def test_a_subject_that_exits_is_an_error_and_does_not_end_its_rank() -> None:
     group = PreferenceGroup((1, 2), ((3,),), ((4,),))
     cached = ((torch.zeros(1), torch.zeros(1)),)
     on_rank = SubjectOnRank(Exits(), None, (group,), Preference(), table=cached)
-    for step in (lambda: on_rank.loss_of((0,), (0,)), on_rank.dummy):
-        with pytest.raises(SubjectError, match="subject exits raised SystemExit: 0"):
-            step()
+    match = "subject exits raised SystemExit: 0"
+    with pytest.raises(SubjectError, match=match):
+        on_rank.loss_of((0,), (0,))
+    with pytest.raises(SubjectError, match=match):
+        on_rank.dummy()
