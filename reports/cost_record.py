@@ -294,6 +294,19 @@ class WorkloadRecord(_Frozen):
             raise ValueError(f"{self.name}: step {twice} is recorded twice")
         return self
 
+    @model_validator(mode="after")
+    def _peaks_are_those_of_the_steps(self) -> Self:
+        for figures in self.figures:
+            if figures.peak_bytes is None:
+                continue
+            peaks: dict[int, int] = {}
+            for step in self.steps:
+                if step.phase == "measured" and step.path == figures.path:
+                    peaks[step.round] = peaks.get(step.round, 0) + (step.peak_bytes or 0)
+            if figures.peak_bytes != (found := max(peaks.values(), default=0)):
+                raise ValueError(f"{self.name}: {figures.path} has a peak of {figures.peak_bytes}, its steps {found}")
+        return self
+
 
 def _over(above: float | None, below: float | None) -> float | None:
     """A ratio; None where either is not known or is 0."""
@@ -329,6 +342,20 @@ class ConditionRecord(_Frozen):
     what: Text
     recorded: Text
     here: Text
+
+
+def _check_best(workload: WorkloadRecord, unpacked: set[PathName]) -> None:
+    """Refuse a headline over an unpacked path that is not the best one: a gain over a slow baseline is no gain."""
+    times = {each.path: each.median_s for each in workload.figures if each.path in unpacked}
+    peaks = {
+        each.path: each.peak_bytes for each in workload.figures if each.path in times and each.peak_bytes is not None
+    }
+    for what, best, values in (
+        ("time", workload.best_unpacked_time, times),
+        ("memory", workload.best_unpacked_memory, peaks),
+    ):
+        if (best is None) != (not values) or (best is not None and values.get(best) != min(values.values())):
+            raise ValueError(f"{workload.name}: the best unpacked {what} is that of {best}, the figures are {values}")
 
 
 class CostRecord(_Frozen):
@@ -378,7 +405,9 @@ class CostRecord(_Frozen):
         names = {path.name for path in self.measured_paths}
         if not names or not self.workloads:
             raise ValueError("no path or no workload was measured")
+        unpacked = {path.name for path in self.paths if path.role == "unpacked"}
         for workload in self.workloads:
+            _check_best(workload, unpacked)
             if {figures.path for figures in workload.figures} != names:
                 raise ValueError(f"{workload.name} has figures of other paths than those that were measured")
             if stray := {step.path for step in workload.steps} - names:

@@ -111,6 +111,12 @@ class PlantedFaultRecord(_Frozen):
     """Names of checks; empty if it survived."""
     checks: list[CheckRecord]
 
+    @model_validator(mode="after")
+    def _caught_by_what_failed(self) -> Self:
+        if self.caught_by != _failed(self.checks):
+            raise ValueError(f"{self.fault} is caught by {self.caught_by}, but {_failed(self.checks)} failed")
+        return self
+
 
 class HarmlessRecord(_Frozen):
     """A harmless change, and whether some check took it for a fault."""
@@ -120,6 +126,16 @@ class HarmlessRecord(_Frozen):
     precision: PrecisionName
     flagged_by: list[Text]
     checks: list[CheckRecord]
+
+    @model_validator(mode="after")
+    def _flagged_by_what_failed(self) -> Self:
+        if self.flagged_by != _failed(self.checks):
+            raise ValueError(f"{self.change} is flagged by {self.flagged_by}, but {_failed(self.checks)} failed")
+        return self
+
+
+def _failed(checks: list[CheckRecord]) -> list[str]:
+    return [check.check for check in checks if check.verdict == "FAIL"]
 
 
 class ShardedRecord(_Frozen):

@@ -200,6 +200,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, make: Callable[..., 
     [
         ({"figures": [figures("padded", 2.5, 400), figures("split", 1.0, 300)]}, "has a median of 2.5 s, its steps 2"),
         ({"steps": [step("padded", 0, 2, 400)]}, "3 steps of padded, but 1 of 3 rounds"),
+        (
+            {"figures": [figures("padded", 2.0, 500), figures("split", 1.0, 300)], "ratios": []},
+            "a peak of 500, its steps 400",
+        ),
+        ({"best_unpacked_time": "split"}, "the best unpacked time is that of split"),
+        ({"best_unpacked_memory": None}, "the best unpacked memory is that of None"),
         ({"ratios": [{**workload()["ratios"][0], "memory": 0.7}]}, "split over padded is 0.7, the figures give 0.75"),
         ({"ratios": [{**workload()["ratios"][0], "over": "dense"}]}, "of which one has no figures"),
         ({"steps": [*workload()["steps"], step("split", 0, 1, 300)]}, "is recorded twice"),

@@ -16,6 +16,7 @@ from reports.results import read_result, write_result
 from reports.sharded_record import (
     AGAINST,
     CheckRecord,
+    HarmlessRecord,
     HeldRecord,
     ParityRecord,
     PlantedFaultRecord,
@@ -64,6 +65,11 @@ def planted(**changes: Any) -> PlantedFaultRecord:
     return PlantedFaultRecord(**{**fields, **changes})
 
 
+def harmless(**changes: Any) -> HarmlessRecord:
+    fields = {"change": "x", "what": NASTY, "precision": "float32", "flagged_by": [], "checks": [check()]}
+    return HarmlessRecord(**{**fields, **changes})
+
+
 def record(**changes: Any) -> ShardedRecord:
     fields: dict[str, Any] = {
         "schema_version": 1, "tool_version": "0.1", "created_utc": "2026", "command": ["packparity", "sharded"],
@@ -92,7 +98,7 @@ def record(**changes: Any) -> ShardedRecord:
         ({"checks": [FAILED]}, "its parts are FAIL, PASS"),
         ({"world_size": 1}, "nothing was sharded"),
         ({"planted": []}, "no fault was planted"),
-        ({"planted": [planted(caught_by=[])]}, "or one was not caught"),
+        ({"planted": [planted(caught_by=[], checks=[check()])]}, "or one was not caught"),
     ],
 )
 def test_a_run_that_its_parts_do_not_bear_out_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -106,6 +112,9 @@ def test_a_run_that_its_parts_do_not_bear_out_is_refused(changes: dict[str, Any]
         (parity, {"num_compared": 0}, "nothing was compared"),
         (parity, {"held": parity().held[:2]}, "not held against one process, oracle and unpacked path"),
         (parity, {"verdict": "FAIL"}, "without a reason"),
+        (planted, {"caught_by": []}, r"caught by \[\], but \['clip'\] failed"),
+        (planted, {"checks": [check()]}, r"caught by \['clip'\], but \[\] failed"),
+        (harmless, {"checks": [FAILED]}, r"flagged by \[\], but \['clip'\] failed"),
         (check, {"ratio": 1.5}, "PASS with 5 values and a ratio of 1.5"),
         (check, {"ratio": float("nan")}, "a ratio of nan"),
         (check, {"num_compared": 0}, "PASS with 0 values"),

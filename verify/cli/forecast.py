@@ -22,7 +22,9 @@ def forecast(
     paths: Annotated[str, typer.Option(help=_HELP_PATHS)] = "",
     ranks: Annotated[int, typer.Option(help="Ranks that share the parameters (FSDP2).", min=1, max=4096)] = 1,
     device: Annotated[str, typer.Option(help="gb10, h200, or cpu: this machine, measured in a second.")] = "gb10",
-    memory_gib: Annotated[float | None, typer.Option(help="GiB of it that a step may take.", min=0.001)] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="GiB of it that a step may take.", min=0.001, max=2**20)
+    ] = None,
     train: Annotated[str, typer.Option(help="lora, or all parameters.")] = "lora",
     lora_rank: Annotated[int, typer.Option(help="Rank of the adapters.", min=1, max=4096)] = 8,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Activation checkpointing.")] = False,

@@ -105,7 +105,7 @@ class SubjectOnRank:
             return self._call(groups, objective)
         except (SubjectError, NotShardedError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a script that exits must not end its rank without a word
             if is_broken_collective(error):  # which another rank is to blame for
                 raise
             raise SubjectError(f"subject {self.subject.name} raised {said_by(error)}") from error

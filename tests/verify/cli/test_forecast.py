@@ -82,6 +82,7 @@ def test_flex_on_a_cpu_is_not_forecast_and_says_why(
         (("--train", "head"), "--train head: give one of lora, all"),
         (("--prompt", "40000", "--response", "1000"), "qwen3-8b has 40960 positions"),
         (("--ranks", "0"), "--ranks"),
+        (("--memory-gib", "inf"), "--memory-gib"),
         (("--model", "tiny-mistral", "--paths", "split", "--quiet"), "sliding windows is not modelled for a GPU"),
     ],
 )
