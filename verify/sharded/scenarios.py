@@ -81,6 +81,8 @@ DEFAULT_PRECISIONS = ("float32", "mixed-bfloat16")
 
 PROBED = "uneven-over-ranks"
 """The case of the checks beside parity, and of planted faults."""
+UNLIKE_ROUND = "unlike-in-one-round"
+"""The same groups in larger micro-batches: ranks run other numbers of groups at the same time."""
 _PROBED_SIZES = ((33, 5, 21), (2, 18, 4), (48, 1, 6), (7, 27, 26), (14, 11, 1), (5, 9, 30), (21, 3, 2))
 _MICRO_SIZES: Mapping[str, int] = {
     "groups-masked": 1,
@@ -89,6 +91,7 @@ _MICRO_SIZES: Mapping[str, int] = {
     "balanced": 1,
 }
 """Default cases beside it: larger groups, both means of examples, and one group, which leaves other ranks without."""
+_NUM_PROBED = 3
 _ONLY_IN_FULL = ("groups-of-uneven-size", "tree-of-turns", "same-prompt-twice", "rollouts-of-one-prompt", "long-prompt")
 
 
@@ -118,6 +121,22 @@ def probed_scenario(vocab_size: int, seed: int, world_size: int) -> Scenario:
     return Scenario(case=case, micro_size=2)
 
 
+def unlike_round(probed: Scenario) -> Scenario:
+    """The probed case with one micro-batch on each rank: of three pairs on the first, of two on every other.
+
+    There no micro-batch stands beside one of another size, so that a subject whose loss asks other ranks for their
+    counts, and counts a round wrongly, would be right by chance.
+
+    Args:
+        probed: The scenario that is probed.
+
+    Returns:
+        The scenario.
+    """
+    case = replace(probed.case, name=UNLIKE_ROUND, why="ranks whose micro-batches of one round are of other sizes")
+    return Scenario(case=case, micro_size=3)
+
+
 def default_scenarios(vocab_size: int, seed: int, world_size: int, *, full: bool) -> tuple[Scenario, ...]:
     """The scenarios of a run that names no case.
 
@@ -128,11 +147,12 @@ def default_scenarios(vocab_size: int, seed: int, world_size: int, *, full: bool
         full: Whether more cases and every objective are among them.
 
     Returns:
-        The scenarios; the first is the one that is probed, the second the same with a cached frozen policy.
+        The scenarios; the first is the one that is probed, the second the same with a cached frozen policy, the third
+        the same in larger micro-batches.
     """
     cases = {case.name: case for case in tiny_cases(vocab_size, seed)}
     probed = probed_scenario(vocab_size, seed, world_size)
-    scenarios = [probed, replace(probed, reference="cached")]
+    scenarios = [probed, replace(probed, reference="cached"), unlike_round(probed)]
     scenarios += [Scenario(case=cases[name], micro_size=size) for name, size in _MICRO_SIZES.items()]
     if full:
         scenarios += [Scenario(case=cases[name], micro_size=1) for name in _ONLY_IN_FULL]
@@ -154,8 +174,8 @@ def named_scenarios(names: Sequence[str], vocab_size: int, seed: int, world_size
         world_size: Number of ranks.
 
     Returns:
-        The two scenarios that are probed, then those that are named; of a case that is no default one micro-batches
-        have one group.
+        The three scenarios of the probed case, then those that are named; of a case that is no default one
+        micro-batches have one group.
 
     Raises:
         ValueError: An unknown name.
@@ -167,5 +187,5 @@ def named_scenarios(names: Sequence[str], vocab_size: int, seed: int, world_size
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"unknown case {unknown[0]!r}: give some of {', '.join(known)}")
-    probed = [scenario.name for scenario in default[:2]]
+    probed = [scenario.name for scenario in default[:_NUM_PROBED]]
     return tuple(known[name] for name in dict.fromkeys((*probed, *names)))

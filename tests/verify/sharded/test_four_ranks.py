@@ -5,9 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
@@ -25,16 +29,39 @@ SUBJECTS = ("split", f"{OF_USERS}:ByHand", f"{OF_USERS}:OwnLoss", f"{OF_USERS}:O
 PLANTED = ("clip-over-local-shard", "dummy-call-times-zero", "mean-of-rank-means")
 
 
-def run_rank(rank: int, port: int, outcomes: Any) -> None:
-    import torch
+class CountsRounds:
+    """Divides its loss by the groups of all ranks, as if each micro-batch of a round counted alike."""
 
+    name, takes = "counts-rounds", ("pairs",)
+
+    def __init__(self) -> None:
+        self._packed = select_subject("split")
+
+    def per_token_logps(self, model: Any, groups: Any) -> Any:
+        return self._packed.per_token_logps(model, groups)
+
+    def loss(self, model: Any, groups: Any, objective: Any) -> SimpleNamespace:
+        with torch.no_grad(), model.disable_adapter():
+            refs = self.per_token_logps(model, groups)
+        policy = self.per_token_logps(model, groups)
+        moved = zip(policy, refs, strict=True)
+        rewards = objective.beta * torch.stack([logps.sum() - of_frozen.sum() for logps, of_frozen in moved])
+        of_pairs = -torch.nn.functional.logsigmoid(rewards[0::2] - rewards[1::2])
+        num_groups = torch.tensor([float(len(groups))])
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            dist.all_reduce(num_groups)
+            num_groups /= dist.get_world_size()
+        return SimpleNamespace(loss=of_pairs.sum() / num_groups.squeeze(), rewards=rewards)
+
+
+def run_rank(rank: int, port: int, outcomes: Any) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HF_HUB_OFFLINE": "1"}
     with process_group(RankPlace(rank, NUM_RANKS, rank), 300.0):
         request = ShardedRequest(
             model=ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3)),
             precisions=("float32",),
-            subjects=tuple(map(select_subject, SUBJECTS)),
+            subjects=(*map(select_subject, SUBJECTS), CountsRounds()),
             scenarios=named_scenarios(("balanced",), 257, 0, NUM_RANKS),
             policy=load_policy(None),
             variations=("eager", "padded-left"),
@@ -96,6 +123,15 @@ def test_a_subject_that_is_wrong_in_one_process_fails_against_the_oracle_and_not
     assert found.verdict is Verdict.FAIL
     failed = {against for against, judgement in found.judgements if judgement.verdict is Verdict.FAIL}
     assert failed == {"oracle", "unpacked"}
+
+
+def test_a_loss_that_counts_groups_of_other_ranks_fails_where_micro_batches_of_a_round_are_unlike(
+    outcome: ShardedOutcome,
+) -> None:
+    found = results(outcome, "counts-rounds")
+    assert found["unlike-in-one-round"].groups_of_ranks == (3, 2, 2, 2)
+    verdicts = {name: result.verdict for name, result in found.items()}
+    assert (verdicts["unlike-in-one-round"], verdicts["balanced"]) == (Verdict.FAIL, Verdict.PASS)
 
 
 def test_a_step_that_runs_backward_itself_is_not_run(outcome: ShardedOutcome) -> None:
