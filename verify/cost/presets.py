@@ -1,4 +1,4 @@
-"""The note's plans as presets, at their full scale and at one for a laptop.
+"""Plans of earlier runs as presets, at their full scale and at one for a laptop.
 
 A preset fills in options that were not given; whatever differs from the recorded run is listed in the report.
 """
@@ -52,11 +52,11 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One plan of the note.
+    """The plan of an earlier run, of which only ratios were kept.
 
     Args:
         name: Its name.
-        what: What the note did, in words.
+        what: What was run, in words.
         needs_data: Whether its lengths come from a preference file.
         full: The plan.
         tiny: The same for a laptop.

@@ -92,7 +92,13 @@ def blind_spots(
     judged = _judged_cases(request, results)
     if not judged:
         names = [fault.name for fault in FAULTS]
-        return (BlindSpotRecord(what="any fault", why="no subject was judged on a case in every dtype", faults=names),)
+        return (
+            BlindSpotRecord(
+                what="any fault of the subjects, of which none was judged",
+                why="no subject was judged on a case in every dtype",
+                faults=names,
+            ),
+        )
     kinds = kinds_of(subject for subject in request.subjects if subject.name in judged)
     faults = concerning(_catalogue(request), kinds)
     of_run = [case for case in request.cases if any(case.name in names for names in judged.values())]
