@@ -25,8 +25,15 @@ def sharded_record(record: Record, *, ratio: float = 0.2, caught: bool = True, w
         scenario="uneven-over-ranks", subject="split", precision="float32", verdict="FAIL", reasons=["too far"],
         micro_size=2, groups_of_ranks=[2, 1], dummies_of_ranks=[0, 1], num_compared=7, worst_ratio=1.5, held=[],
     )  # fmt: skip
+    failed = CheckRecord(
+        check="clip", precision="float32", subject="split", verdict="FAIL", num_compared=3, ratio=9.0, worst="norm"
+    )
     planted = PlantedFaultRecord(
-        fault="world-size", what="a mean", precision="float32", caught_by=["clip"] if caught else [], checks=[]
+        fault="world-size",
+        what="a mean",
+        precision="float32",
+        caught_by=["clip"] if caught else [],
+        checks=[failed] if caught else [],
     )
     harmless = HarmlessRecord(change="reverse", what="order", precision="float32", flagged_by=[], checks=[])
     return ShardedRecord(

@@ -92,13 +92,13 @@ def _without_times(file: Path) -> str:
 
 
 SMALL_CHECK = (
-    "check", "--case", "balanced", "--case", "two-groups", "--case", "one-token-prompt", "--layers", 1, "--variation",
+    "check", "--case", "balanced", "--case", "two-groups", "--layers", 1, "--variation",
     "padded-left", "--dtype", "float32", "--dtype", "float64", "--subject", "dense-sdpa", "--subject", "split",
     "--subject", "fault:causal-mask-only",
 )  # fmt: skip
 SMALL_FAULTS = (
     "faults", "--case", "balanced", "--case", "two-groups", "--fault", "causal-mask-only", "--fault",
-    "jittery-query-gradients", "--fault", "sum-over-groups",
+    "jittery-query-gradients", "--fault", "sum-over-groups", "--dtype", "float32",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from verify.models.request import ModelRequest
 from verify.objective import Preference
 from verify.proof_of_life.findings import notes_of
 from verify.proof_of_life.planting import choose_plantings, slots_in_passes
-from verify.proof_of_life.probes import PROBES, PROBES_OF_REWARDS
+from verify.proof_of_life.probes import PROBES, PROBES_OF_REWARDS, PROBES_OF_ROUTERS
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.selection import select_subject
 from verify.tolerance import Policy
@@ -52,7 +52,7 @@ def packed_slots(case: Case) -> int:
 
 
 def test_every_stage_of_the_packed_step_has_a_probe_and_none_has_two_names() -> None:
-    every = (*PROBES, *PROBES_OF_REWARDS)
+    every = (*PROBES, *PROBES_OF_REWARDS, *PROBES_OF_ROUTERS)
     assert {probe.mutation.stage for probe in every} == set(STAGES)
     assert len({probe.fault for probe in every}) == len(every)
 
