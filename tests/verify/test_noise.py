@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -71,8 +72,8 @@ def test_every_lora_tensor_has_noise_of_its_own(make_comparison: Make) -> None:
 def test_what_follows_from_the_log_probs_has_no_noise_of_its_own(make_comparison: Make) -> None:
     quantities: list[Quantity] = ["per_token_logps", "ref_per_token_logps", "margins", "gradients", "rewards", "loss"]
     everything = [make_comparison(quantity, 1.0) for quantity in quantities]
-    for of_routers in ("router_probs", "router_shares"):
-        everything.append(make_comparison("per_token_logps", 1.0, quantity=of_routers))
+    of_routers: tuple[Quantity, ...] = ("router_probs", "router_shares")
+    everything += [replace(make_comparison("per_token_logps", 1.0), quantity=quantity) for quantity in of_routers]
     noise = measure_noise([sample("c", {"pairwise": everything}, {"eager against pairwise": everything})])
     assert {quantity for _, _, quantity, _ in noise.by_case} == set(MEASURED_QUANTITIES)
     assert not set(MEASURED_QUANTITIES) & {"rewards", "loss"}
