@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_in_one_line(cli: Cli, arguments: tuple[str, ...],
 
 
 def test_a_parity_record_of_another_model_is_refused_with_the_field(cli: Cli) -> None:
-    kept = ROOT / "docs" / "results" / "qwen3-0.6b-synthetic"
+    kept = Path(__file__).resolve().parents[3] / "docs" / "results" / "qwen3-0.6b-synthetic"
     done = cli(*SHORT, "--parity", kept)
     assert done.status == 2
     assert "it says nothing about this run; make one with: packparity check --model tiny" in done.err

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-import verify
 from reports.store import RecordError
 from verify.cost.parity_evidence import EvidenceError, MeasuredSubject, ParityFile, cite, read_parity
 
-KEPT = Path(verify.__file__).parents[1] / "docs" / "results" / "qwen3-0.6b-synthetic"
+KEPT = Path(__file__).resolve().parents[3] / "docs" / "results" / "qwen3-0.6b-synthetic"
 
 
 @pytest.fixture(scope="module")
