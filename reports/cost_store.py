@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from reports.cost_record import COST_VERSION, CostRecord
-from reports.store import RecordError, parse_json, problems_of, write_together
+from reports.store import read_of_kind, write_together
 
 COST_FILE = "cost.json"
 COST_FILES = ("cost.md", "cost.html", "cost-ratios.svg", "cost-lengths.svg", COST_FILE)
@@ -58,18 +56,4 @@ def read_cost(path: Path) -> CostRecord:
         RecordError: No such file, not JSON, another version, an unknown or missing field, or contents that contradict
             themselves. The message names the file.
     """
-    if path.is_dir():
-        path = path / COST_FILE
-        if not path.exists():
-            raise RecordError(f"{path.parent} holds no {COST_FILE}: no run was finished there; name another folder")
-    content = parse_json(path)
-    version = content.get("schema_version")
-    if content.get("kind") != "cost" or version != COST_VERSION or isinstance(version, bool):
-        raise RecordError(
-            f"{path}: kind {content.get('kind')!r} of schema_version {version!r}; "
-            f"this program reads cost of version {COST_VERSION} here"
-        )
-    try:
-        return CostRecord.model_validate(content, strict=True)
-    except ValidationError as error:
-        raise RecordError(f"{path}: not a valid record of cost: {problems_of(error)}") from error
+    return read_of_kind(path, COST_FILE, CostRecord, kind="cost", version=COST_VERSION, what="cost")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from reports.families_record import FAMILIES_VERSION, FamiliesRecord
-from reports.store import RecordError, parse_json, problems_of, write_together
+from reports.store import read_of_kind, write_together
 
 FAMILIES_FILE = "families.json"
 FAMILIES_FILES = ("families.md", "families.html", FAMILIES_FILE)
@@ -53,18 +51,4 @@ def read_families(path: Path) -> FamiliesRecord:
         RecordError: No such file, not JSON, another version, an unknown or missing field, or contents that contradict
             themselves. The message names the file.
     """
-    if path.is_dir():
-        path = path / FAMILIES_FILE
-        if not path.exists():
-            raise RecordError(f"{path.parent} holds no {FAMILIES_FILE}: no run was finished there; name another folder")
-    content = parse_json(path)
-    version = content.get("schema_version")
-    if content.get("kind") != "families" or version != FAMILIES_VERSION or isinstance(version, bool):
-        raise RecordError(
-            f"{path}: kind {content.get('kind')!r} of schema_version {version!r}; "
-            f"this program reads families of version {FAMILIES_VERSION} here"
-        )
-    try:
-        return FamiliesRecord.model_validate(content, strict=True)
-    except ValidationError as error:
-        raise RecordError(f"{path}: not a valid record of families: {problems_of(error)}") from error
+    return read_of_kind(path, FAMILIES_FILE, FamiliesRecord, kind="families", version=FAMILIES_VERSION, what="families")

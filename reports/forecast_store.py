@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from reports.forecast_record import FORECAST_VERSION, ForecastRecord
-from reports.store import RecordError, parse_json, problems_of, write_together
+from reports.store import read_of_kind, write_together
 
 FORECAST_FILE = "forecast.json"
 FORECAST_FILES = ("forecast.md", "forecast.html", FORECAST_FILE)
@@ -53,18 +51,6 @@ def read_forecast(path: Path) -> ForecastRecord:
         RecordError: No such file, not JSON, another version, an unknown or missing field, or contents that contradict
             themselves. The message names the file.
     """
-    if path.is_dir():
-        path = path / FORECAST_FILE
-        if not path.exists():
-            raise RecordError(f"{path.parent} holds no {FORECAST_FILE}: no run was finished there; name another folder")
-    content = parse_json(path)
-    version = content.get("schema_version")
-    if content.get("kind") != "forecast" or version != FORECAST_VERSION or isinstance(version, bool):
-        raise RecordError(
-            f"{path}: kind {content.get('kind')!r} of schema_version {version!r}; "
-            f"this program reads a forecast of version {FORECAST_VERSION} here"
-        )
-    try:
-        return ForecastRecord.model_validate(content, strict=True)
-    except ValidationError as error:
-        raise RecordError(f"{path}: not a valid forecast: {problems_of(error)}") from error
+    return read_of_kind(
+        path, FORECAST_FILE, ForecastRecord, kind="forecast", version=FORECAST_VERSION, what="a forecast"
+    )

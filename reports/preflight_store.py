@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from reports.preflight_record import PREFLIGHT_VERSION, PreflightRecord
-from reports.store import RecordError, parse_json, problems_of, write_together
+from reports.store import read_of_kind, write_together
 
 PREFLIGHT_FILE = "preflight.json"
 PREFLIGHT_FILES = ("preflight.md", "preflight.html", PREFLIGHT_FILE)
@@ -52,20 +50,6 @@ def read_preflight(path: Path) -> PreflightRecord:
         RecordError: No such file, not JSON, another version, an unknown or missing field, or contents that contradict
             themselves. The message names the file.
     """
-    if path.is_dir():
-        path = path / PREFLIGHT_FILE
-        if not path.exists():
-            raise RecordError(
-                f"{path.parent} holds no {PREFLIGHT_FILE}: no run was finished there; name another folder"
-            )
-    content = parse_json(path)
-    version = content.get("schema_version")
-    if content.get("kind") != "preflight" or version != PREFLIGHT_VERSION or isinstance(version, bool):
-        raise RecordError(
-            f"{path}: kind {content.get('kind')!r} of schema_version {version!r}; "
-            f"this program reads a preflight of version {PREFLIGHT_VERSION} here"
-        )
-    try:
-        return PreflightRecord.model_validate(content, strict=True)
-    except ValidationError as error:
-        raise RecordError(f"{path}: not a valid record of a preflight: {problems_of(error)}") from error
+    return read_of_kind(
+        path, PREFLIGHT_FILE, PreflightRecord, kind="preflight", version=PREFLIGHT_VERSION, what="a preflight"
+    )

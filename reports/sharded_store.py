@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from reports.sharded_record import SHARDED_VERSION, ShardedRecord
-from reports.store import RecordError, parse_json, problems_of, write_together
+from reports.store import read_of_kind, write_together
 
 SHARDED_FILE = "sharded.json"
 SHARDED_FILES = ("sharded.md", "sharded.html", SHARDED_FILE)
@@ -52,18 +50,6 @@ def read_sharded(path: Path) -> ShardedRecord:
         RecordError: No such file, not JSON, another version, an unknown or missing field, or contents that contradict
             themselves. The message names the file.
     """
-    if path.is_dir():
-        path = path / SHARDED_FILE
-        if not path.exists():
-            raise RecordError(f"{path.parent} holds no {SHARDED_FILE}: no run was finished there; name another folder")
-    content = parse_json(path)
-    version = content.get("schema_version")
-    if content.get("kind") != "sharded" or version != SHARDED_VERSION or isinstance(version, bool):
-        raise RecordError(
-            f"{path}: kind {content.get('kind')!r} of schema_version {version!r}; "
-            f"this program reads records of sharded parity of version {SHARDED_VERSION} here"
-        )
-    try:
-        return ShardedRecord.model_validate(content, strict=True)
-    except ValidationError as error:
-        raise RecordError(f"{path}: not a valid record of sharded parity: {problems_of(error)}") from error
+    return read_of_kind(
+        path, SHARDED_FILE, ShardedRecord, kind="sharded", version=SHARDED_VERSION, what="sharded parity"
+    )

@@ -13,9 +13,9 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from reports.record import READABLE_VERSIONS, Record
 
@@ -28,6 +28,9 @@ REPORT_FILES = (MARKDOWN_FILE, HTML_FILE, JUNIT_FILE, RECORD_FILE)
 
 _MAX_PROBLEMS_NAMED = 5
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+R = TypeVar("R", bound=BaseModel)
 
 
 class RecordError(ValueError):
@@ -163,6 +166,41 @@ def read_record(path: Path) -> Record:
         return Record.model_validate(content, strict=True)
     except ValidationError as error:
         raise RecordError(f"{path}: not a valid record: {problems_of(error)}") from error
+
+
+def read_of_kind(path: Path, file: str, record: type[R], *, kind: str, version: int, what: str) -> R:
+    """Read a record of one kind and version, strictly.
+
+    Args:
+        path: The file, or a folder that holds it.
+        file: Its name in a folder.
+        record: Its class.
+        kind: What its field ``kind`` must say.
+        version: What its field ``schema_version`` must say.
+        what: What it is a record of, for messages.
+
+    Returns:
+        The record.
+
+    Raises:
+        RecordError: No such file, not JSON, another kind or version, an unknown or missing field, or contents that
+            contradict themselves. The message names the file.
+    """
+    if path.is_dir():
+        path = path / file
+        if not path.exists():
+            raise RecordError(f"{path.parent} holds no {file}: no run was finished there; name another folder")
+    content = parse_json(path)
+    found = content.get("schema_version")
+    if content.get("kind") != kind or found != version or isinstance(found, bool):
+        raise RecordError(
+            f"{path}: kind {content.get('kind')!r} of schema_version {found!r}; "
+            f"this program reads records of {what} of version {version} here"
+        )
+    try:
+        return record.model_validate(content, strict=True)
+    except ValidationError as error:
+        raise RecordError(f"{path}: not a valid record of {what}: {problems_of(error)}") from error
 
 
 def parse_json(path: Path) -> dict[str, object]:
