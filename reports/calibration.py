@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from reports.record import CaseKind, DtypeName, Environment, ModelRecord, QuantityName, VerdictName
-from reports.values import Count, Measured, Settings
+from reports.record_names import CaseKind, DtypeName, QuantityName, VerdictName
+from reports.record_setting import Environment, ModelRecord
+from reports.values import Count, Measured, RecordPart, Settings
 
 DrawnKind = CaseKind | Literal["objectives"]
 """Kind of the cases; under objectives, groups under every preference objective."""
@@ -29,16 +30,12 @@ PopulationName = Literal["honest", "fault"]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
 def rounded(value: float) -> float:
     """Six significant digits: what is kept is read by people, in the thousands."""
     return float(f"{value:.6g}")
 
 
-class Distribution(_Frozen):
+class Distribution(RecordPart):
     """Values on a log axis.
 
     Bin b counts values from 10^(b / 25) to 10^((b + 1) / 25).
@@ -125,7 +122,7 @@ class Distribution(_Frozen):
         return self.exact[0] if self.exact else math.nan
 
 
-class Series(_Frozen):
+class Series(RecordPart):
     """One distribution and what it is of."""
 
     population: PopulationName
@@ -138,7 +135,7 @@ class Series(_Frozen):
     distribution: Distribution
 
 
-class ExtremeRecord(_Frozen):
+class ExtremeRecord(RecordPart):
     """One result, and the judgement that was nearest to its budget, or furthest beyond."""
 
     ratio: Measured
@@ -154,7 +151,7 @@ class ExtremeRecord(_Frozen):
     label_smoothing: FiniteFloat
 
 
-class SubjectTally(_Frozen):
+class SubjectTally(RecordPart):
     """An honest subject or a fault in one dtype, over all batches."""
 
     population: PopulationName
@@ -175,7 +172,7 @@ class SubjectTally(_Frozen):
         return self
 
 
-class BatchRecord(_Frozen):
+class BatchRecord(RecordPart):
     """One run of the gate: what is kept of it."""
 
     number: Count
@@ -192,7 +189,7 @@ class BatchRecord(_Frozen):
     """The honest result nearest to its budget, every one beyond, and the weakest result of each fault."""
 
 
-class RunSizeRecord(_Frozen):
+class RunSizeRecord(RecordPart):
     """Batches of one size in one dtype."""
 
     dtype: DtypeName
@@ -202,7 +199,7 @@ class RunSizeRecord(_Frozen):
     largest_honest: Measured
 
 
-class BoundRecord(_Frozen):
+class BoundRecord(RecordPart):
     """What follows for the rate of false alarms."""
 
     dtype: DtypeName | Literal["all"]
@@ -213,7 +210,7 @@ class BoundRecord(_Frozen):
     """Upper end of the one-sided 95 % confidence interval (Clopper-Pearson)."""
 
 
-class TailRecord(_Frozen):
+class TailRecord(RecordPart):
     """Largest honest ratio of a batch beyond a threshold, extrapolated to 1."""
 
     dtype: DtypeName
@@ -227,7 +224,7 @@ class TailRecord(_Frozen):
     alarm_rate_pareto: Share
 
 
-class CalibrationRecord(_Frozen):
+class CalibrationRecord(RecordPart):
     """A whole calibration."""
 
     schema_version: Literal[1] = CALIBRATION_VERSION

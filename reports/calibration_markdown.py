@@ -7,7 +7,7 @@ from typing import Literal
 
 from reports.calibration import CalibrationRecord, Distribution, ExtremeRecord
 from reports.markdown import escape
-from reports.record import QuantityName
+from reports.record_names import QuantityName
 from reports.words import DISTANCES, NONE, QUANTITIES, number, percent
 
 _ANY = "any quantity"

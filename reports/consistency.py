@@ -13,7 +13,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reports.record import CaseKind, CaseRecord, Record
+    from reports.record import Record
+from reports.record_names import CaseKind
+from reports.record_setting import CaseRecord
 
 # In the words of verify.proof_of_life.
 PLANTED_NOTE = re.compile(r"faults planted in this run: (\d+)")

@@ -11,10 +11,11 @@ from collections import Counter
 from statistics import median
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from reports.record import DtypeName, Environment, ModelRecord
-from reports.values import Count, Settings, Text
+from reports.record_names import DtypeName
+from reports.record_setting import Environment, ModelRecord
+from reports.values import Count, RecordPart, Settings, Text
 
 COST_VERSION: Literal[1] = 1
 
@@ -26,11 +27,7 @@ Positive = Annotated[FiniteFloat, Field(gt=0)]
 _NS = 1e9
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CitedParityRecord(_Frozen):
+class CitedParityRecord(RecordPart):
     """The parity result that a measured path rests on: same subject, versions and config."""
 
     record_sha256: str
@@ -42,7 +39,7 @@ class CitedParityRecord(_Frozen):
     cases: Annotated[int, Field(gt=0)]
 
 
-class CostPathRecord(_Frozen):
+class CostPathRecord(RecordPart):
     """One path, and whether it could be measured here."""
 
     name: PathName
@@ -63,7 +60,7 @@ class CostPathRecord(_Frozen):
         return self
 
 
-class StepRecord(_Frozen):
+class StepRecord(RecordPart):
     """One step of one path on one rank, as it was read."""
 
     phase: Literal["warm-up", "measured"]
@@ -97,14 +94,14 @@ class StepRecord(_Frozen):
         return self
 
 
-class GroupLengthsRecord(_Frozen):
+class GroupLengthsRecord(RecordPart):
     """Lengths of a pair, in tokens."""
 
     prompt: Annotated[int, Field(gt=0)]
     responses: list[Annotated[int, Field(gt=0)]]
 
 
-class BatchRecord(_Frozen):
+class BatchRecord(RecordPart):
     """What a rank's batch of a round holds, and what a pass of each path over it is fed."""
 
     round: Count
@@ -118,7 +115,7 @@ class BatchRecord(_Frozen):
     """Of one forward pass, padding and masked squares included; None where no formula counts the model's."""
 
 
-class HeldOutRecord(_Frozen):
+class HeldOutRecord(RecordPart):
     """Held-out pairs under the adapters that a path has trained, computed by that path."""
 
     when: Literal["start", "end"]
@@ -159,7 +156,7 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-class PathFigures(_Frozen):
+class PathFigures(RecordPart):
     """What the measured steps of a path amount to."""
 
     path: PathName
@@ -193,7 +190,7 @@ class PathFigures(_Frozen):
         return self
 
 
-class IntervalRecord(_Frozen):
+class IntervalRecord(RecordPart):
     """A ratio with an interval of 95 %."""
 
     value: Positive
@@ -201,7 +198,7 @@ class IntervalRecord(_Frozen):
     high: Positive
 
 
-class RatioRecord(_Frozen):
+class RatioRecord(RecordPart):
     """One path over another; below 1 the first is cheaper."""
 
     path: PathName
@@ -217,7 +214,7 @@ class RatioRecord(_Frozen):
     """Of what a forward pass computes; the time that a machine would need that spent all of it on these."""
 
 
-class WorkloadRecord(_Frozen):
+class WorkloadRecord(RecordPart):
     """One part of a run: lengths, a seed, steps, and what they amount to."""
 
     name: Text
@@ -313,7 +310,7 @@ def _over(above: float | None, below: float | None) -> float | None:
     return above / below if above and below else None
 
 
-class RecordedRatioRecord(_Frozen):
+class RecordedRatioRecord(RecordPart):
     """A ratio that was recorded elsewhere beside the one measured here."""
 
     check: Text
@@ -336,7 +333,7 @@ class RecordedRatioRecord(_Frozen):
         return self
 
 
-class ConditionRecord(_Frozen):
+class ConditionRecord(RecordPart):
     """In what the recorded run and this one differ."""
 
     what: Text
@@ -358,7 +355,7 @@ def _check_best(workload: WorkloadRecord, unpacked: set[PathName]) -> None:
             raise ValueError(f"{workload.name}: the best unpacked {what} is that of {best}, the figures are {values}")
 
 
-class CostRecord(_Frozen):
+class CostRecord(RecordPart):
     """One run of ``packparity cost``."""
 
     kind: Literal["cost"] = "cost"

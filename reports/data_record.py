@@ -11,9 +11,9 @@ import math
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from reports.values import Count, Text
+from reports.values import Count, RecordPart, Text
 
 DATA_REPORT_VERSION: Literal[2] = 2
 
@@ -24,11 +24,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[FiniteFloat, Field(gt=0)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CountedRowsRecord(_Frozen):
+class CountedRowsRecord(RecordPart):
     """Rows about which the same thing is to be said, and the first of them."""
 
     name: Text
@@ -43,7 +39,7 @@ class CountedRowsRecord(_Frozen):
         return self
 
 
-class BinRecord(_Frozen):
+class BinRecord(RecordPart):
     """Prompts, responses or groups whose length lies between two bounds, both included."""
 
     least: Count
@@ -51,7 +47,7 @@ class BinRecord(_Frozen):
     number: Count
 
 
-class PartLengthsRecord(_Frozen):
+class PartLengthsRecord(RecordPart):
     """Lengths of one part of the usable groups."""
 
     part: PartName
@@ -74,7 +70,7 @@ class PartLengthsRecord(_Frozen):
         return self
 
 
-class ByResponsesRecord(_Frozen):
+class ByResponsesRecord(RecordPart):
     """Groups with one number of responses: packed / unpacked, by the exact algebra and by Eq. 1."""
 
     responses: Count
@@ -87,7 +83,7 @@ class ByResponsesRecord(_Frozen):
     eq1_share: Share
 
 
-class AlgebraRecord(_Frozen):
+class AlgebraRecord(RecordPart):
     """Exact sums over the usable groups, without padding: what sharing the prompt saves in any layout."""
 
     tokens_unpacked: Count
@@ -125,7 +121,7 @@ class AlgebraRecord(_Frozen):
         return self
 
 
-class PlanRecord(_Frozen):
+class PlanRecord(RecordPart):
     """One way of filling rows, simulated over the sampled pairs."""
 
     plan: str
@@ -158,7 +154,7 @@ class PlanRecord(_Frozen):
         return self
 
 
-class OrderRecord(_Frozen):
+class OrderRecord(RecordPart):
     """Whether the rows of sequence packing, filled after a shuffle, follow the order of the file."""
 
     seed: Count
@@ -172,7 +168,7 @@ class OrderRecord(_Frozen):
     """The same of rows that are filled without a shuffle."""
 
 
-class AlikenessRecord(_Frozen):
+class AlikenessRecord(RecordPart):
     """How much more alike neighbours in the file are than rows in random order."""
 
     found: FiniteFloat
@@ -180,7 +176,7 @@ class AlikenessRecord(_Frozen):
     follows: bool
 
 
-class FileOrderRecord(_Frozen):
+class FileOrderRecord(RecordPart):
     """Whether the file itself follows an order."""
 
     repeated_prompts: Count
@@ -197,7 +193,7 @@ class FileOrderRecord(_Frozen):
         return any(alike is not None and alike.follows for alike in (self.sources, self.lengths))
 
 
-class SimulationRecord(_Frozen):
+class SimulationRecord(RecordPart):
     """What the plans were simulated with."""
 
     groups_sampled: Count
@@ -213,7 +209,7 @@ class SimulationRecord(_Frozen):
     order: OrderRecord | None
 
 
-class SharedPrefixesRecord(_Frozen):
+class SharedPrefixesRecord(RecordPart):
     """One way to share what sequences begin with, and what is left to compute; without padding."""
 
     way: Text
@@ -224,7 +220,7 @@ class SharedPrefixesRecord(_Frozen):
     """Forward FLOPs of the named model / those of the first way."""
 
 
-class PrefixTreesRecord(_Frozen):
+class PrefixTreesRecord(RecordPart):
     """What prefix trees hold, counted on the tokens of sampled groups."""
 
     groups_sampled: Count
@@ -241,7 +237,7 @@ class PrefixTreesRecord(_Frozen):
         return self
 
 
-class TokenizerRecord(_Frozen):
+class TokenizerRecord(RecordPart):
     """What counted the tokens."""
 
     name: Text
@@ -249,7 +245,7 @@ class TokenizerRecord(_Frozen):
     chat_template_sha256: str | None
 
 
-class AdviceRecord(_Frozen):
+class AdviceRecord(RecordPart):
     """The recommendation and why."""
 
     advice: Advice
@@ -262,7 +258,7 @@ class AdviceRecord(_Frozen):
         return self
 
 
-class DataReport(_Frozen):
+class DataReport(RecordPart):
     """One survey of a preference file, or of lengths that were drawn."""
 
     kind: Literal["data-report"] = "data-report"

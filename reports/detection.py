@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reports.record import BlindSpotRecord, PlantedRecord, Record
+from reports.record import Record
+from reports.record_faults import BlindSpotRecord, PlantedRecord
 from reports.words import NONE, number, plural
 
 FAMILIES = ("log-probs", "ref log-probs", "rewards, margins, loss", "gradients", "structure", "packed path ran")

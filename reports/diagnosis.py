@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.record import DiagnosisRecord
+from reports.record_faults import DiagnosisRecord
 from reports.words import number
 
 _NAMED = 3

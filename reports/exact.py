@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.record import NOT_A_PASS, VERDICTS, DtypeName, ExactCheckRecord, Record, SubjectSummary, VerdictName
+from reports.record import Record
+from reports.record_names import NOT_A_PASS, VERDICTS, DtypeName, VerdictName
+from reports.record_results import ExactCheckRecord, SubjectSummary
 from reports.words import NO_REASON, count, plural
 
 _ALL = "every subject in every dtype"

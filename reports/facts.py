@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from reports.record import CaseRecord, DataRecord, GroupRecord, ModelRecord, Record
+from reports.record import Record
+from reports.record_setting import CaseRecord, DataRecord, GroupRecord, ModelRecord
 from reports.words import NONE, count, depth, plural, seconds, setting, size
 
 

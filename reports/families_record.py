@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from reports.record import Environment
-from reports.values import Count, Text
+from reports.record_setting import Environment
+from reports.values import Count, RecordPart, Text
 
 FAMILIES_VERSION: Literal[1] = 1
 
@@ -19,11 +19,7 @@ OUTCOMES: tuple[WayOutcome, ...] = get_args(WayOutcome)
 Measure = Annotated[FiniteFloat, Field(ge=0)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class WayRecord(_Frozen):
+class WayRecord(RecordPart):
     """One way of calling one family."""
 
     way: Text
@@ -50,7 +46,7 @@ class WayRecord(_Frozen):
         return self
 
 
-class FamilyRecord(_Frozen):
+class FamilyRecord(RecordPart):
     """One model family; without ways where it could not be measured."""
 
     model_type: Text
@@ -74,7 +70,7 @@ class FamilyRecord(_Frozen):
         return next((each.outcome for each in self.ways if each.way == way), None)
 
 
-class FamiliesRecord(_Frozen):
+class FamiliesRecord(RecordPart):
     """A run over model families."""
 
     kind: Literal["families"] = "families"

@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 from reports import overview
 from reports.detection import families
 from reports.picture import Axis, draw_frame, draw_legend
-from reports.record import DtypeName, Record
+from reports.record import Record
+from reports.record_names import DtypeName
 from reports.svg import STAND_INS, Mark, draw_svg
 
 _ROW_INCHES, _PANEL_INCHES, _TOP_INCHES, _WIDTH_INCHES = 0.42, 0.75, 0.35, 11.0

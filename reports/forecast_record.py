@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from reports.record import Environment
-from reports.values import Count, Text
+from reports.record_setting import Environment
+from reports.values import Count, RecordPart, Text
 
 FORECAST_VERSION: Literal[1] = 1
 
 Measure = Annotated[FiniteFloat, Field(ge=0)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DeviceRecord(_Frozen):
+class DeviceRecord(RecordPart):
     """The device of each rank."""
 
     name: Text
@@ -32,7 +28,7 @@ class DeviceRecord(_Frozen):
     sources: list[Text]
 
 
-class StepRecord(_Frozen):
+class StepRecord(RecordPart):
     """What is forecast a step of, on each rank."""
 
     model: Text
@@ -52,14 +48,14 @@ class StepRecord(_Frozen):
     optimizer: Text
 
 
-class TermRecord(_Frozen):
+class TermRecord(RecordPart):
     """A term of the closed form; negative where a rule counts too many."""
 
     name: Text
     flops: int
 
 
-class PeakRecord(_Frozen):
+class PeakRecord(RecordPart):
     """Bytes of a rank when most of them live."""
 
     parameters: Count
@@ -76,7 +72,7 @@ class PeakRecord(_Frozen):
         return self.parameters + self.optimizer_state + self.gradients + self.gathered + self.activations
 
 
-class LongestRecord(_Frozen):
+class LongestRecord(RecordPart):
     """The longest pair that fits, alone on a rank; both lengths 0 where none does."""
 
     prompt: Count
@@ -85,7 +81,7 @@ class LongestRecord(_Frozen):
     limit: Literal["memory", "positions"]
 
 
-class PathRecord(_Frozen):
+class PathRecord(RecordPart):
     """One path; not forecast where the device does not run it."""
 
     path: Text
@@ -122,7 +118,7 @@ class PathRecord(_Frozen):
         return self
 
 
-class ForecastRecord(_Frozen):
+class ForecastRecord(RecordPart):
     """A forecast."""
 
     kind: Literal["forecast"] = "forecast"

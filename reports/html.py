@@ -7,7 +7,9 @@ from markupsafe import Markup
 
 from reports import decisions, detection, diagnosis, exact, facts, fault_picture, overview, picture, words
 from reports.page import page_environment
-from reports.record import PlantedRecord, Record, ResultRecord
+from reports.record import Record
+from reports.record_faults import PlantedRecord
+from reports.record_results import ResultRecord
 
 _MAX_BLIND_SPOTS = 6
 

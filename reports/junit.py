@@ -16,7 +16,10 @@ from xml.etree import ElementTree
 from reports.diagnosis import diagnosis_facts
 from reports.exact import ExactGroup, exact_groups
 from reports.overview import broken, closing_line, finding, own_reasons, worst
-from reports.record import NOT_A_PASS, PlantedRecord, Record, ResultRecord, SubjectSummary, VerdictName
+from reports.record import Record
+from reports.record_faults import PlantedRecord
+from reports.record_names import NOT_A_PASS, VerdictName
+from reports.record_results import ResultRecord, SubjectSummary
 from reports.words import NO_REASON, QUANTITIES, budget_name, count, number, plural, printable
 
 _TAGS: dict[VerdictName, str] = {

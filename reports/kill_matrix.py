@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
-from reports.record import CaseRecord, DtypeName, Environment, ModelRecord, QuantityName, TimingRecord, VerdictName
-from reports.values import Count, Measured, Settings
+from reports.record_names import DtypeName, QuantityName, VerdictName
+from reports.record_setting import CaseRecord, Environment, ModelRecord, TimingRecord
+from reports.values import Count, Measured, RecordPart, Settings
 
 KILL_MATRIX_VERSION: Literal[2] = 2
 WANTED_MARGIN: dict[DtypeName, float] = {"float64": 10.0, "float32": 10.0, "bfloat16": 2.0, "autocast-bfloat16": 2.0}
@@ -44,11 +45,7 @@ PARITY: tuple[QuantityName, ...] = get_args(QuantityName)
 AS_WANTED: dict[str, tuple[OutcomeName, ...]] = {"fault": ("killed", "hidden"), "equivalent": ("quiet",)}
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class CatchRecord(_Frozen):
+class CatchRecord(RecordPart):
     """One check against one mutation."""
 
     check: CheckName
@@ -60,7 +57,7 @@ class CatchRecord(_Frozen):
     where: str
 
 
-class MutationRecord(_Frozen):
+class MutationRecord(RecordPart):
     """One planted fault or equivalent mutant in one dtype."""
 
     name: str
@@ -140,7 +137,7 @@ class MutationRecord(_Frozen):
         return self.outcome == "killed" and not self.deciding_margin >= WANTED_MARGIN[self.dtype]
 
 
-class KernelRecord(_Frozen):
+class KernelRecord(RecordPart):
     """A harmless property of kernels that some mutations were run in."""
 
     name: str
@@ -149,7 +146,7 @@ class KernelRecord(_Frozen):
     imitates: list[str]
 
 
-class KillMatrix(_Frozen):
+class KillMatrix(RecordPart):
     """One run of the fault catalogue."""
 
     schema_version: Literal[2] = 2

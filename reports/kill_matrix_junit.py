@@ -5,7 +5,7 @@ from __future__ import annotations
 from reports.junit import JunitTest, document
 from reports.kill_matrix import KillMatrix, MutationRecord, OutcomeName
 from reports.kill_matrix_overview import closing_line, margin_words, strongest
-from reports.record import VerdictName
+from reports.record_names import VerdictName
 
 _VERDICTS: dict[OutcomeName, VerdictName] = {
     "killed": "PASS",

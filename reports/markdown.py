@@ -33,7 +33,9 @@ from reports.overview import (
     slots_ratio,
     summary_rows,
 )
-from reports.record import DataRecord, Record, ResultRecord
+from reports.record import Record
+from reports.record_results import ResultRecord
+from reports.record_setting import DataRecord
 from reports.words import NO_REASON, NONE, count, number, printable
 
 _MARKUP = re.compile(r"([\\`*\[\]<>#+|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")

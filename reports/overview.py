@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reports.record import NOT_A_PASS, JudgementRecord, QuantityName, Record, ResultRecord, SubjectSummary
+from reports.record import Record
+from reports.record_names import NOT_A_PASS, QuantityName
+from reports.record_results import JudgementRecord, ResultRecord, SubjectSummary
 from reports.words import NO_REASON, QUANTITIES, against, at, budget_name, count, listed, number, plural, setting
 
 FAMILIES: dict[str, tuple[QuantityName, ...]] = {

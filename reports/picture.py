@@ -18,7 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from reports.overview import ratio
-from reports.record import NOT_A_PASS, DtypeName, JudgementRecord, Record
+from reports.record import Record
+from reports.record_names import NOT_A_PASS, DtypeName
+from reports.record_results import JudgementRecord
 from reports.svg import STAND_INS, Mark, draw_svg
 from reports.words import DISTANCES, QUANTITIES
 

@@ -10,21 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from reports.record import Environment
-from reports.values import Count, Measured, Settings, Text
+from reports.record_setting import Environment
+from reports.values import Count, Measured, RecordPart, Settings, Text
 
 PREFLIGHT_VERSION: Literal[1] = 1
 
 Outcome = Literal["GO", "NO-GO", "ABSTAINS"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class PreflightFinding(_Frozen):
+class PreflightFinding(RecordPart):
     """What one probe found, on one rank or on all of them together."""
 
     probe: Text
@@ -37,7 +33,7 @@ class PreflightFinding(_Frozen):
     seen: Text
     hint: Text = ""
     """What to do about it."""
-    measures: dict[Text, Measured] = {}
+    measures: dict[Text, Measured] = Field(default_factory=dict)
     """Raw values by name; names carry units."""
 
     @property
@@ -54,7 +50,7 @@ class PreflightFinding(_Frozen):
         return self
 
 
-class PreflightRank(_Frozen):
+class PreflightRank(RecordPart):
     """One process of the run, and where it ran."""
 
     rank: Count
@@ -65,7 +61,7 @@ class PreflightRank(_Frozen):
     """Version of the driver of the device; "" for a CPU."""
 
 
-class PreflightRecord(_Frozen):
+class PreflightRecord(RecordPart):
     """A run of the preflight."""
 
     kind: Literal["preflight"] = "preflight"

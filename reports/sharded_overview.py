@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.record import NOT_A_PASS, VerdictName
+from reports.record_names import NOT_A_PASS, VerdictName
 from reports.sharded_record import AGAINST, Against, ParityRecord, ShardedRecord
 from reports.words import listed, number, plural
 

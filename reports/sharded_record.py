@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
-from reports.record import CaseRecord, Environment, JudgementRecord, ModelRecord, SubjectRecord, VerdictName
-from reports.values import Count, Measured, Settings, Text
+from reports.record_names import VerdictName
+from reports.record_results import JudgementRecord
+from reports.record_setting import CaseRecord, Environment, ModelRecord, SubjectRecord
+from reports.values import Count, Measured, RecordPart, Settings, Text
 
 SHARDED_VERSION: Literal[1] = 1
 
@@ -16,11 +18,7 @@ Against = Literal["single process", "oracle", "unpacked"]
 AGAINST: tuple[Against, ...] = get_args(Against)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class PrecisionRecord(_Frozen):
+class PrecisionRecord(RecordPart):
     """What a sharded model computed in; names of torch dtypes."""
 
     name: PrecisionName
@@ -29,7 +27,7 @@ class PrecisionRecord(_Frozen):
     reduces: Text
 
 
-class ScenarioRecord(_Frozen):
+class ScenarioRecord(RecordPart):
     """A case, and how ranks ran it."""
 
     name: Text
@@ -39,14 +37,14 @@ class ScenarioRecord(_Frozen):
     reference: Literal["adapters-off", "cached"]
 
 
-class HeldRecord(_Frozen):
+class HeldRecord(RecordPart):
     """A judgement, and what the sharded step was held against."""
 
     against: Against
     judgement: JudgementRecord
 
 
-class ParityRecord(_Frozen):
+class ParityRecord(RecordPart):
     """One subject in one scenario and one precision."""
 
     scenario: Text
@@ -77,7 +75,7 @@ class ParityRecord(_Frozen):
         return self
 
 
-class CheckRecord(_Frozen):
+class CheckRecord(RecordPart):
     """One check in one precision."""
 
     check: Text
@@ -100,7 +98,7 @@ class CheckRecord(_Frozen):
         return self
 
 
-class PlantedFaultRecord(_Frozen):
+class PlantedFaultRecord(RecordPart):
     """A fault that was planted in this very run, and which checks caught it."""
 
     fault: Text
@@ -118,7 +116,7 @@ class PlantedFaultRecord(_Frozen):
         return self
 
 
-class HarmlessRecord(_Frozen):
+class HarmlessRecord(RecordPart):
     """A harmless change, and whether some check took it for a fault."""
 
     change: Text
@@ -138,7 +136,7 @@ def _failed(checks: list[CheckRecord]) -> list[str]:
     return [check.check for check in checks if check.verdict == "FAIL"]
 
 
-class ShardedRecord(_Frozen):
+class ShardedRecord(RecordPart):
     """Everything that a run of ``packparity sharded`` measured."""
 
     kind: Literal["sharded"] = "sharded"

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.breakable import Breakable
-from reports.record import VerdictName
+from reports.record_names import VerdictName
 from reports.sharded_overview import closing_line, not_applicable, ranks_line, subject_rows, title
 from reports.sharded_record import AGAINST, ShardedRecord
 from reports.words import number, printable

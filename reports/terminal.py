@@ -34,7 +34,10 @@ from reports.overview import (
     run_reasons,
     summary_rows,
 )
-from reports.record import DiagnosisRecord, PlantedRecord, Record, ResultRecord, VerdictName
+from reports.record import Record
+from reports.record_faults import DiagnosisRecord, PlantedRecord
+from reports.record_names import VerdictName
+from reports.record_results import ResultRecord
 from reports.words import NONE, count, depth, listed, number, one_line, plural, printable
 
 _STYLES: dict[VerdictName, str] = {

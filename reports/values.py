@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """How a record writes the numbers that JSON has no notation for."""
@@ -72,3 +72,9 @@ Settings = Annotated[dict[str, object], AfterValidator(_plain)]
 """Free-form settings: finite numbers, strings, booleans, null, lists, and dicts of these."""
 Versions = Annotated[dict[str, str], AfterValidator(_by_name)]
 """Version by package, in the order of the names."""
+
+
+class RecordPart(BaseModel):
+    """A part of a record: it cannot be changed, has no fields but those named, and writes NaN and infinities out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")

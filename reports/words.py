@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Sequence
 
-from reports.record import JudgementRecord, ModelRecord, PlaceRecord, QuantityName
+from reports.record_names import QuantityName
+from reports.record_results import JudgementRecord, PlaceRecord
+from reports.record_setting import ModelRecord
 
 NONE = "-"
 """Shown where there is no value."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.record import DataRecord
+from reports.record_setting import DataRecord
 from verify.case_files import read_cases
 from verify.cases import Case, over, under
 from verify.default_cases.images import SHOWS_MOST, image_cases

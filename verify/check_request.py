@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reports.record import Environment, Record
+from reports.record import Record
+from reports.record_setting import Environment
 from verify.check_cases import choose_cases, data_record
 from verify.check_notes import notes_of
 from verify.check_refusals import check_cases_fit, check_planted_fit, check_routers, refuse_what_does_not_go_together

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from reports.record import Environment
+from reports.record_setting import Environment
 
 _PACKAGES = ("packparity", "torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "pydantic")
 

@@ -13,9 +13,10 @@ from verify.frozen_policy import SeparateModel
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.objective import Objective, Preference
-from verify.observation import Observation, observe, trained_name
+from verify.observation import Observation, observe
 from verify.subjects.oracle import apply_objective, observe_oracle, unknown_to_oracle
 from verify.subjects.pairwise import WITNESS
+from verify.trained_gradients import trained_name
 
 _ROUNDING = 1e-6
 """Of a log-prob, in nats: models round in float32 here and there in any dtype."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from reports.kill_matrix import CatchRecord, KernelRecord, KillMatrix, MutationRecord
-from reports.record import DtypeName
+from reports.record_names import DtypeName
 from verify.checks.check import Finding
 from verify.comparison import StructureError
 from verify.environment import read_environment

@@ -19,7 +19,7 @@ from verify.judgement import Judge, Judgement, JudgingContext
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, measure_noise
 from verify.objective import RewardModel, RunObjective, objective_named
-from verify.observation import PhaseSlots
+from verify.passes import PhaseSlots
 from verify.router_flips import excuse_flips
 from verify.router_ties import ties_note
 from verify.subject import Subject

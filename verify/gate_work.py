@@ -27,7 +27,8 @@ from verify.models.dtypes import DTYPES, computing_in
 from verify.models.request import ModelRequest
 from verify.noise import NoiseSample
 from verify.objective import PREFERENCE_NAMES, REWARD_MODEL, Objective, objective_named, without_router_loss
-from verify.observation import Observation, PhaseSlots, observe
+from verify.observation import Observation, observe
+from verify.passes import PhaseSlots
 from verify.precision import rounds_in
 from verify.router_balance import experts_per_token
 from verify.router_ties import RouterTies, find_ties, untouched_max

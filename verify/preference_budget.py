@@ -15,8 +15,9 @@ from torch import Tensor
 from verify.groups import PreferenceGroup
 from verify.noise import BudgetKind, NoiseFloor
 from verify.objective import Preference
-from verify.observation import Observation, all_supervised
+from verify.observation import Observation
 from verify.subjects.oracle import apply_objective
+from verify.supervised_values import all_supervised
 from verify.tolerance import Policy
 
 EPSILON = float(torch.finfo(torch.float32).eps)

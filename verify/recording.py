@@ -15,23 +15,25 @@ import torch
 from torch import nn
 
 from reports.exact import exact_reason
-from reports.record import (
-    CaseRecord,
-    DataRecord,
+from reports.record import Record
+from reports.record_faults import DiagnosisRecord
+from reports.record_names import DtypeName
+from reports.record_results import (
     DecisionsRecord,
-    DiagnosisRecord,
-    DtypeName,
-    Environment,
     ExactCheckRecord,
-    GroupRecord,
     JudgementRecord,
-    ModelRecord,
     PlaceRecord,
-    Record,
     ResultRecord,
     SlotsRecord,
-    SubjectRecord,
     SubjectSummary,
+)
+from reports.record_setting import (
+    CaseRecord,
+    DataRecord,
+    Environment,
+    GroupRecord,
+    ModelRecord,
+    SubjectRecord,
     TimingRecord,
 )
 from verify.cases import Case

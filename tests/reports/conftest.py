@@ -7,29 +7,25 @@ from collections import Counter
 
 import pytest
 
-from reports.record import (
-    BlindSpotRecord,
-    CaseRecord,
-    DataRecord,
-    DiagnosisRecord,
-    DtypeName,
-    Environment,
+from reports.record import Record
+from reports.record_faults import BlindSpotRecord, DiagnosisRecord, NearFaultRecord, PlantedRecord, StageRecord
+from reports.record_names import DtypeName, QuantityName, VerdictName
+from reports.record_results import (
     ExactCheckRecord,
-    GroupRecord,
     JudgementRecord,
-    ModelRecord,
-    NearFaultRecord,
     PlaceRecord,
-    PlantedRecord,
-    QuantityName,
-    Record,
     ResultRecord,
     SlotsRecord,
-    StageRecord,
-    SubjectRecord,
     SubjectSummary,
+)
+from reports.record_setting import (
+    CaseRecord,
+    DataRecord,
+    Environment,
+    GroupRecord,
+    ModelRecord,
+    SubjectRecord,
     TimingRecord,
-    VerdictName,
 )
 
 HOSTILE = '<script>alert("x")</script> | `tick` [red]é漢[/red] \x1b[31m\x00'

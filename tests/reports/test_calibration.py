@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reports import calibration_markdown, calibration_picture
 from reports.calibration import BINS_PER_DECADE, KEPT, CalibrationRecord, Distribution, Series, SubjectTally
 from reports.calibration_store import read_calibration, write_calibration
-from reports.record import Environment, ModelRecord
+from reports.record_setting import Environment, ModelRecord
 
 ratios = st.lists(st.floats(0, 1e9).map(lambda v: float(f"{v:.6g}")) | st.just(math.inf), max_size=120)
 """Of six digits, as they are kept."""

@@ -10,7 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from reports.consistency import inconsistencies, kind_of
-from reports.record import CaseRecord, DecisionsRecord, GroupRecord, Record
+from reports.record import Record
+from reports.record_results import DecisionsRecord
+from reports.record_setting import CaseRecord, GroupRecord
 
 Content = dict[str, Any]
 

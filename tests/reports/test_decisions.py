@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from reports.decisions import decisions_line
-from reports.record import DecisionsRecord, Record
+from reports.record import Record
+from reports.record_results import DecisionsRecord
 
 
 def test_accuracy_is_over_pairs_and_not_over_cases(record: Record) -> None:

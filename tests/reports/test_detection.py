@@ -5,7 +5,8 @@ import math
 import pytest
 
 from reports.detection import caught, families, margin, missed, unseen
-from reports.record import BlindSpotRecord, PlantedRecord, Record
+from reports.record import Record
+from reports.record_faults import BlindSpotRecord, PlantedRecord
 
 
 def test_what_was_caught_is_counted_with_its_stages_and_the_least_margin(

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from reports.exact import ExactRow, exact_groups, exact_line, exact_rows
-from reports.record import ExactCheckRecord, Record
+from reports.record import Record
+from reports.record_results import ExactCheckRecord
 
 
 def test_the_table_counts_the_cases_of_each_check_by_verdict(record: Record) -> None:

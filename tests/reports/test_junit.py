@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reports import junit
-from reports.record import NOT_A_PASS, VERDICTS, Record, VerdictName
+from reports.record import Record
+from reports.record_names import NOT_A_PASS, VERDICTS, VerdictName
 
 NOTHING_ELSE: dict[str, object] = {"exact_checks": [], "planted": [], "blind_spots": [], "diagnoses": []}
 """A record of results alone."""

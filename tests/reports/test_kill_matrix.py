@@ -18,7 +18,7 @@ from reports.kill_matrix import CatchRecord, KernelRecord, KillMatrix, MutationR
 from reports.kill_matrix_overview import COLUMNS, closing_line, hidden, mark, needs_attention, sole_checks, weak
 from reports.kill_matrix_store import KILL_MATRIX_FILE, kill_matrix_json, read_kill_matrix, write_kill_matrix
 from reports.kill_matrix_terminal import print_kill_matrix
-from reports.record import CaseRecord, Environment, GroupRecord, ModelRecord, TimingRecord
+from reports.record_setting import CaseRecord, Environment, GroupRecord, ModelRecord, TimingRecord
 from reports.store import RecordError
 
 HOSTILE = "<script>alert(1)</script> | `x` \x1b[31m"

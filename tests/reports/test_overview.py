@@ -21,7 +21,8 @@ from reports.overview import (
     run_reasons,
     summary_rows,
 )
-from reports.record import JudgementRecord, PlaceRecord, Record, ResultRecord
+from reports.record import Record
+from reports.record_results import JudgementRecord, PlaceRecord, ResultRecord
 
 
 def printed(record: Record) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from reports.record import JudgementRecord, PlaceRecord, Record, ResultRecord, SubjectSummary
+from reports.record import Record
+from reports.record_results import JudgementRecord, PlaceRecord, ResultRecord, SubjectSummary
 
 Content = dict[str, Any]
 

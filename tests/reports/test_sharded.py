@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from reports import sharded_html, sharded_markdown
-from reports.record import Environment, JudgementRecord, ModelRecord, SubjectRecord
+from reports.record_results import JudgementRecord
+from reports.record_setting import Environment, ModelRecord, SubjectRecord
 from reports.results import read_result, write_result
 from reports.sharded_record import (
     AGAINST,

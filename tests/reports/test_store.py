@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports import junit, store
-from reports.record import PlaceRecord, Record
+from reports.record import Record
+from reports.record_results import PlaceRecord
 from reports.store import (
     OutputError,
     RecordError,

@@ -14,8 +14,8 @@ from reference_impl.batch_objective import OBJECTIVE_NAMES as OF_THE_ORACLE
 from reference_impl.batch_objective import objective_named
 from reference_impl.preference import Preference
 from reference_impl.reward_model import bradley_terry as bradley_terry_of_oracle
-from reports.record import ObjectiveName as InRecords
-from reports.record import PreferenceName as PreferenceInRecords
+from reports.record_names import ObjectiveName as InRecords
+from reports.record_names import PreferenceName as PreferenceInRecords
 from verify.groups import PreferenceGroup
 from verify.objective import OBJECTIVE_NAMES, PREFERENCE_NAMES, REWARD_MODEL, SMOOTHED, published_nll_weight
 

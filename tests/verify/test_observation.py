@@ -16,16 +16,11 @@ from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelUnderTest
 from verify.objective import Preference
-from verify.observation import (
-    Observation,
-    observe,
-    pair_margins,
-    supervised_logps,
-    to_float64,
-    trained_name,
-)
+from verify.observation import Observation, observe
 from verify.subject import Subject, SubjectError
 from verify.subjects.oracle import apply_objective, observe_oracle
+from verify.supervised_values import pair_margins, supervised_logps
+from verify.trained_gradients import to_float64, trained_name
 
 OBJECTIVE = Preference(beta=0.3, label_smoothing=0.1)
 Tiny = Callable[[str], ModelUnderTest]

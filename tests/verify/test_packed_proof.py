@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from verify.gate import Result
-from verify.observation import PhaseSlots
 from verify.packed_proof import Summary, summarise
+from verify.passes import PhaseSlots
 from verify.slots import SlotCount
 from verify.verdict import Verdict
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from reports.record import DtypeName
+from reports.record_names import DtypeName
 from verify.cases import Case
 from verify.gate import GateOutcome
 from verify.models.dtypes import DTYPES, computing_in, dtype_of_weights

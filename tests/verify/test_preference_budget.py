@@ -12,9 +12,10 @@ from torch import Tensor
 
 from verify.groups import PreferenceGroup
 from verify.objective import PREFERENCE_NAMES, SMOOTHED, Preference, PreferenceName
-from verify.observation import Observation, pair_margins
+from verify.observation import Observation
 from verify.preference_budget import coefficient_noises, loss_budget, reward_budgets
 from verify.subjects.oracle import apply_objective
+from verify.supervised_values import pair_margins
 
 Shape = tuple[list[int], list[int]]
 """Lengths of the positives and of the negatives of a group."""

@@ -14,9 +14,10 @@ from verify.budget import Budget
 from verify.groups import PreferenceGroup
 from verify.noise import Noise, NoiseFloor
 from verify.objective import RewardModel
-from verify.observation import Observation, pair_margins
+from verify.observation import Observation
 from verify.reward_budget import loss_rounding, reward_coefficient_noise, reward_model_budgets
 from verify.subjects.oracle import apply_objective
+from verify.supervised_values import pair_margins
 from verify.tolerance import Policy
 
 Sizes = list[tuple[int, int]]

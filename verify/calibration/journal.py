@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reports.calibration import BatchRecord, DrawnKind
-from reports.record import DtypeName
+from reports.record_names import DtypeName
 from reports.store import OutputError, RecordError, problems_of
 from reports.values import Settings
 

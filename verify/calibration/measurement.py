@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, cast
 
 from reports.calibration import BatchRecord, Distribution, ExtremeRecord, Series, SubjectTally
-from reports.record import DtypeName, QuantityName
+from reports.record_names import DtypeName, QuantityName
 from verify.calibration.batch import Batch, Population, draw_batch
 from verify.calibration.kinds import DrawnKind
 from verify.faults.catalogue import FAULTS

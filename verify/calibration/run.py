@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from reports.calibration import BatchRecord, CalibrationRecord
-from reports.record import DtypeName
+from reports.record_names import DtypeName
 from verify.calibration.batch import batch_sizes, draw_batch
 from verify.calibration.journal import Journal, JournalSettings
 from verify.calibration.kinds import DRAWN_KINDS, DrawnKind

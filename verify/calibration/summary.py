@@ -21,7 +21,8 @@ from reports.calibration import (
     TailRecord,
     rounded,
 )
-from reports.record import DtypeName, Environment, VerdictName
+from reports.record_names import DtypeName, VerdictName
+from reports.record_setting import Environment
 from verify.calibration.batch import PACKED_PER_BATCH, RUN_SIZES
 from verify.calibration.bounds import fit_tail, upper_bound
 from verify.calibration.kinds import DrawnKind, case_kind

@@ -12,9 +12,10 @@ from torch import Tensor
 from verify.checks.bench import Bench, Groups
 from verify.checks.shares import shares
 from verify.objective import Objective, Preference
-from verify.observation import reference_logps, to_float64, trained_name
+from verify.passes import reference_logps
 from verify.subject import SubjectError, backward_done, check_logps, check_loss, owns_loss
 from verify.subjects.oracle import apply_objective
+from verify.trained_gradients import to_float64, trained_name
 
 
 class BackwardError(SubjectError):

@@ -17,7 +17,6 @@ from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
 from verify.objective import REWARD_MODEL, Objective, Preference, RewardModel, RunObjective, Sft, objective_named
-from verify.observation import supervised_logps, to_float64, trained_gradients
 from verify.subject import (
     Subject,
     SubjectError,
@@ -28,7 +27,9 @@ from verify.subject import (
     computes_loss,
     said_by,
 )
+from verify.supervised_values import supervised_logps
 from verify.tolerance import Policy
+from verify.trained_gradients import to_float64, trained_gradients
 
 Groups = tuple[PreferenceGroup, ...]
 _T = TypeVar("_T")

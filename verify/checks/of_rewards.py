@@ -15,10 +15,10 @@ from verify.checks.check import Measured, NotApplicableError
 from verify.checks.places import completion_words
 from verify.checks.rewriting import Rewriting
 from verify.objective import REWARD_MODEL, RewardModel
-from verify.observation import pair_margins
 from verify.reward_budget import loss_rounding
 from verify.subject import computes_loss
 from verify.subjects.oracle import apply_objective
+from verify.supervised_values import pair_margins
 
 _ATTEMPTS = 3
 

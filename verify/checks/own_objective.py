@@ -14,10 +14,11 @@ from verify.checks.of_rewards import loss_of_its_rewards
 from verify.checks.places import completion_words
 from verify.groups import PreferenceGroup
 from verify.objective import Preference, objective_named
-from verify.observation import ObjectiveValues, pair_margins, supervised_logps
+from verify.passes import ObjectiveValues
 from verify.preference_budget import moved_by
 from verify.subject import owns_loss
 from verify.subjects.oracle import apply_objective
+from verify.supervised_values import pair_margins, supervised_logps
 
 _ROUNDINGS = 4
 """Of a reward beside those of its sum: the difference to the reference, the product with beta, the margin, the loss."""

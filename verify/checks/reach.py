@@ -15,9 +15,9 @@ from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.checks.embedded import Embedded, embeddings_as_leaves
 from verify.checks.places import TokenPlace, all_places, ids_before, supervised_tokens
 from verify.groups import PreferenceGroup
-from verify.observation import supervised_logps
 from verify.subject import check_logps, gradient_support
 from verify.subjects.pairwise import WITNESS
+from verify.supervised_values import supervised_logps
 
 
 def hold_against_paths(bench: Bench, case: Case) -> Measured:

@@ -20,9 +20,11 @@ from verify.checks.rewriting import Rewriting, hold_against_rewritings
 from verify.checks.yardsticks import measured
 from verify.frozen_policy import CachedLogps
 from verify.objective import preference_beside
-from verify.observation import reference_logps, supervised_logps, to_float64
+from verify.passes import reference_logps
 from verify.subject import check_logps, owns_loss
 from verify.subjects.pairwise import WITNESS
+from verify.supervised_values import supervised_logps
+from verify.trained_gradients import to_float64
 
 
 def computes_reference(bench: Bench) -> bool:

@@ -24,9 +24,9 @@ from verify.checks.bench import Bench
 from verify.checks.check import NotApplicableError
 from verify.checks.packed_rows import check_packed_rows
 from verify.models.dtypes import DTYPES
-from verify.observation import to_float64
 from verify.precision import rounds_in
 from verify.subject import backward_done, check_loss, gradient_support, owns_loss
+from verify.trained_gradients import to_float64
 
 _ADDS_UP = 0.05
 """What a gradient at logits may add up to, relative to its size: it is 0 but for the rounding of the dtype."""

@@ -20,8 +20,8 @@ from verify.checks.lora_weights import Weights, read_weights, weights_kept
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
 from verify.objective import Objective
-from verify.observation import trained_name
 from verify.tolerance import Policy
+from verify.trained_gradients import trained_name
 
 OptimizerName = Literal["AdamW", "SGD"]
 

@@ -18,9 +18,11 @@ from verify.comparison import compare_logps
 from verify.model_state import Baseline
 from verify.models.adapters import has_adapters
 from verify.objective import Preference, Sft
-from verify.observation import Observation, supervised_logps, to_float64
+from verify.observation import Observation
 from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.supervised_values import supervised_logps
 from verify.tolerance import Policy
+from verify.trained_gradients import to_float64
 
 _T = TypeVar("_T")
 

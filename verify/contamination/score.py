@@ -47,7 +47,7 @@ from torch import Tensor
 
 from verify.contamination.examples import check_examples, joined, rotations
 from verify.groups import PreferenceGroup
-from verify.observation import to_float64
+from verify.trained_gradients import to_float64
 
 Values = Sequence[Tensor] | Sequence[float] | Tensor
 Stack = Callable[[Sequence[PreferenceGroup]], Values]

@@ -13,20 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from reports.cost_record import HeldOutRecord, StepRecord
 from reports.store import OutputError, RecordError, problems_of
-from reports.values import Settings
+from reports.values import RecordPart, Settings
 
 JOURNAL_FILE = "cost-journal.jsonl"
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class JournalSettings(_Frozen):
+class JournalSettings(RecordPart):
     """What two runs must have in common for one to go on where the other stopped."""
 
     kind: Literal["cost-journal"] = "cost-journal"
@@ -37,7 +33,7 @@ class JournalSettings(_Frozen):
     """Times of two machines do not belong in one median."""
 
 
-class _Line(_Frozen):
+class _Line(RecordPart):
     """A step or a held-out result of one workload; never both."""
 
     workload: int

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from reports.cost_record import CitedParityRecord
-from reports.record import DtypeName, Environment, ModelRecord, Record
+from reports.record import Record
+from reports.record_names import DtypeName
+from reports.record_setting import Environment, ModelRecord
 from reports.store import RECORD_FILE, read_record
 
 _DETERMINING = ("packparity", "torch", "transformers", "peft")

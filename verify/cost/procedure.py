@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from reports.cost_record import MemoryMeasure
-from reports.record import ModelRecord
+from reports.record_setting import ModelRecord
 from verify.cost.device import Device, reset_peak_resident
 from verify.cost.measure import WARM_UP_STEPS
 from verify.cost.request import PreparedCost

@@ -13,7 +13,8 @@ from typing import Any, cast
 import torch
 
 from reports.cost_record import CitedParityRecord, CostPathRecord, CostRecord, MemoryMeasure
-from reports.record import DtypeName, Environment, ModelRecord
+from reports.record_names import DtypeName
+from reports.record_setting import Environment, ModelRecord
 from reports.values import Settings
 from verify.cost.clock import CLOCK, Clock
 from verify.cost.comparison import differing_conditions, recorded_ratios

@@ -24,8 +24,9 @@ from verify.diagnosis.tokens import path_numbers, sequences
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline, restored_model
 from verify.objective import Objective
-from verify.observation import ApplyObjective, trained_name
+from verify.passes import ApplyObjective
 from verify.subject import Subject
+from verify.trained_gradients import trained_name
 
 _IN_SPAN = 0.05
 _CANCELS = 1e-6

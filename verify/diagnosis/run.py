@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from reports.record import DiagnosisRecord, DtypeName, NearFaultRecord, StageRecord
+from reports.record_faults import DiagnosisRecord, NearFaultRecord, StageRecord
+from reports.record_names import DtypeName
 from verify.cases import Case, over, under
 from verify.checks.cases import check_cases
 from verify.checks.check import Finding

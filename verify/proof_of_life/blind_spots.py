@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reports.record import BlindSpotRecord
+from reports.record_faults import BlindSpotRecord
 from reports.words import listed
 from verify.cases import Case, CaseKind
 from verify.faults.catalogue import FAULTS, FAULTS_OF_EVERY_WEIGHT, FAULTS_OF_REWARDS

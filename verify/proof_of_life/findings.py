@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from reports.record import BlindSpotRecord, DtypeName, PlantedRecord
+from reports.record_faults import BlindSpotRecord, PlantedRecord
+from reports.record_names import DtypeName
 from verify.faults.kill_matrix import FAMILIES, Kill, Outcome, kill_of
 from verify.gate import GateOutcome, GateRequest
 from verify.packed_proof import summarise

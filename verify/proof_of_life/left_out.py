@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from reports.record import BlindSpotRecord
+from reports.record_faults import BlindSpotRecord
 from reports.words import listed
 from verify.faults.catalogue import (
     FAULTS,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from verify.observation import pair_margins
 from verify.sharded.bench import Bench
 from verify.sharded.finding import Difference
 from verify.sharded.observe import all_gathered, seeded
 from verify.subjects.sharded import Evaluated, ShardedStages, evaluate
+from verify.supervised_values import pair_margins
 
 _EPSILONS = 64
 """Of float64, that a mean of some values may be off by."""

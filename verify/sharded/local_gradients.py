@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verify.observation import to_float64, trained_name
 from verify.sharded.finding import Difference
 from verify.sharded.observe import all_gathered, no_gradients_left, seeded
 from verify.sharded.rank_work import SubjectOnRank
 from verify.subjects.sharded import HONEST, Units
+from verify.trained_gradients import to_float64, trained_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

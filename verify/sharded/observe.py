@@ -14,9 +14,11 @@ from torch import Tensor
 from verify.comparison import StructureError
 from verify.model_state import seed_torch
 from verify.objective import Sft
-from verify.observation import Observation, pair_margins, to_float64, trained_name
+from verify.observation import Observation
 from verify.sharded.rank_work import SeenGroup, SubjectOnRank
 from verify.subjects.sharded import ShardedStages, accumulate, full_gradients
+from verify.supervised_values import pair_margins
+from verify.trained_gradients import to_float64, trained_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.observation import trained_name
 from verify.sharded.bench import Bench
 from verify.sharded.finding import Difference
 from verify.sharded.local_gradients import sum_differences, summed_gradients
 from verify.sharded.observe import gathered_gradients, no_gradients_left, seeded
 from verify.subjects.sharded import ShardedStages, accumulate, whole
+from verify.trained_gradients import trained_name
 
 _NUM_STEPS = 3
 _MOVED = 0.2

@@ -13,12 +13,14 @@ from verify.checks.shares import weight_of
 from verify.frozen_policy import CachedLogps
 from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel
-from verify.observation import reference_logps, supervised_logps, to_float64
+from verify.passes import reference_logps
 from verify.sharded.board import is_broken_collective
 from verify.slots import count_slots
 from verify.subject import Subject, SubjectError, backward_done, check_logps, check_loss, owns_loss, said_by
 from verify.subjects.oracle import apply_objective
 from verify.subjects.sharded import RankWork
+from verify.supervised_values import supervised_logps
+from verify.trained_gradients import to_float64
 
 DUMMY_GROUP = PreferenceGroup((0,), ((0,),), ((1,),))
 DUMMY_EXAMPLE = PreferenceGroup((0,), ((0,),))

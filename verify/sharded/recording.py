@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Literal, cast
 
-from reports.record import Environment
+from reports.record_setting import Environment
 from reports.sharded_record import (
     CheckRecord,
     HarmlessRecord,

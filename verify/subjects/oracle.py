@@ -23,8 +23,11 @@ from reference_impl.step import oracle_step
 from verify.frozen_policy import AdaptersOff, CachedLogps, FrozenAdapter, FrozenPolicy, SeparateModel
 from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel
-from verify.observation import ObjectiveValues, Observation, supervised_logps, to_float64
+from verify.observation import Observation
+from verify.passes import ObjectiveValues
 from verify.router_balance import NO_BALANCE, RouterBalance
+from verify.supervised_values import supervised_logps
+from verify.trained_gradients import to_float64
 
 _PEFT_PREFIX = "base_model.model."
 

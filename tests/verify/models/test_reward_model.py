@@ -9,7 +9,7 @@ from verify.models.configs import TINY_CONFIGS
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, build_model, build_reward_model
 from verify.models.reward_model import with_score_head
-from verify.observation import trained_name
+from verify.trained_gradients import trained_name
 
 LORA = LoraSpec(strength=0.3)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reports.record import BlindSpotRecord
+from reports.record_faults import BlindSpotRecord
 from verify.cases import Case
 from verify.default_cases.tiny import tiny_cases
 from verify.faults.catalogue import FAULTS, biting_cases, mutation_named

@@ -12,11 +12,11 @@ from verify.cases import Case
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelUnderTest
 from verify.objective import Preference
-from verify.observation import trained_name
 from verify.subject import support_for
 from verify.subjects.oracle import apply_objective, observe_oracle, read_tensors
 from verify.subjects.packed import PACKED_SUBJECTS, PackedSubject
 from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.trained_gradients import trained_name
 from verify.verdict import Verdict
 
 Tiny = Callable[[str], ModelUnderTest]

@@ -13,8 +13,8 @@ from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspec
 from verify.diagnosis.stages.token_weights import describe_ratios
 from verify.faults.stages import StageName
 from verify.objective import PREFERENCE_NAMES, SMOOTHED, Preference
-from verify.observation import all_supervised
 from verify.subjects.oracle import apply_objective
+from verify.supervised_values import all_supervised
 
 _TOLERANCE = 0.01
 _SAME = 1e-4
