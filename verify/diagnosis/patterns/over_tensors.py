@@ -27,13 +27,13 @@ def missing(gradients: Gradients) -> str | None:
 def not_finite(gradients: Gradients) -> str | None:
     """NaN or infinity."""
     names = [name for name, gradient in gradients.items() if not gradient.relative < float("inf")]
-    return f"{len(names)} of {len(gradients)} LoRA gradients are not finite, e.g. {names[0]}" if names else None
+    return f"{len(names)} of {len(gradients)} gradients are not finite, e.g. {names[0]}" if names else None
 
 
 def zero(gradients: Gradients) -> str | None:
     """Exactly zero."""
     names = [name for name, gradient in gradients.items() if gradient.norm_ratio == 0 and not gradient.missing]
-    return f"{len(names)} of {len(gradients)} LoRA gradients are exactly 0, e.g. {names[0]}" if names else None
+    return f"{len(names)} of {len(gradients)} gradients are exactly 0, e.g. {names[0]}" if names else None
 
 
 def one_ratio(gradients: Gradients) -> str | None:
@@ -48,7 +48,7 @@ def one_ratio(gradients: Gradients) -> str | None:
     turned = all(cosine < 0 for cosine in cosines)
     if not turned and any(cosine < 0 for cosine in cosines):
         return None
-    return f"every LoRA gradient is {-middle if turned else middle:.6g} times the right one"
+    return f"every gradient is {-middle if turned else middle:.6g} times the right one"
 
 
 def one_tensor_only(gradients: Gradients) -> str | None:
@@ -58,7 +58,7 @@ def one_tensor_only(gradients: Gradients) -> str | None:
         return None
     ((name, gradient),) = differing.items()
     parallel = f", {gradient.norm_ratio:.6g} times the right one" if gradient.cosine >= _PARALLEL else ""
-    return f"of {len(gradients)} LoRA gradients only that of {name} differs{parallel}"
+    return f"of {len(gradients)} gradients only that of {name} differs{parallel}"
 
 
 def one_parameter_kind(gradients: Gradients) -> str | None:
@@ -91,13 +91,13 @@ def all_tensors(gradients: Gradients) -> str | None:
     differing = _differing(gradients)
     if not differing or len(differing) < len(gradients):
         return None
-    return f"all {len(gradients)} LoRA gradients differ"
+    return f"all {len(gradients)} gradients differ"
 
 
 def some_tensors(gradients: Gradients) -> str | None:
     """None of the above: a count at least."""
     differing = _differing(gradients)
-    return f"{len(differing)} of {len(gradients)} LoRA gradients differ" if differing else None
+    return f"{len(differing)} of {len(gradients)} gradients differ" if differing else None
 
 
 TENSOR_PATTERNS: tuple[Callable[[Gradients], str | None], ...] = (
