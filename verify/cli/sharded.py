@@ -14,7 +14,7 @@ _HELP_RANKS = "Ranks to start on this machine; 2 unless given. Under torchrun th
 _HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May be given several times."
 _HELP_DTYPE = "float64, float32, bfloat16 or mixed-bfloat16 (float32 shards, bfloat16 passes); repeatable."
 _HELP_FULL = "All packed subjects, more cases, every objective, all dtypes."
-_HELP_SECONDS = "How long a rank waits for the slowest one before the run ends."
+_HELP_TIMEOUT = "Seconds that a rank waits for the slowest one before the run ends."
 _LONGEST_RUN_S = 6 * 3600.0
 
 
@@ -30,8 +30,8 @@ def sharded(
     device: Annotated[str, typer.Option(help="cpu, or cuda for the device of each local rank.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
-    seconds: Annotated[float, typer.Option(help=_HELP_SECONDS, min=1)] = 120.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for sharded.json, .md and .html.")] = None,
+    timeout: Annotated[float, typer.Option(help=_HELP_TIMEOUT, min=1)] = 120.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for sharded.json, .md, .html, junit.xml.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -88,7 +88,7 @@ def sharded(
         policy=policy,
     )
     # Subjects print as they like: that may not pass for the program's own output.
-    with process_group(place, seconds), contextlib.redirect_stdout(sys.stderr):
+    with process_group(place, timeout), contextlib.redirect_stdout(sys.stderr):
         with show_progress(quiet or place.rank != 0) as progress:
             record = run_session(
                 options,

@@ -175,7 +175,7 @@ def _parity_record(result: ParityResult) -> ParityRecord:
         groups_of_ranks=list(result.groups_of_ranks),
         dummies_of_ranks=list(result.dummies_of_ranks),
         num_compared=result.num_compared,
-        worst_ratio=max((judgement.ratio for _, judgement in result.judgements), default=None),
+        worst_ratio=max((j.ratio for _, j in result.judgements if j.measured is not None), default=None),
         held=[
             HeldRecord(against=against, judgement=judgement_record(judgement))
             for against, judgement in result.judgements

@@ -57,11 +57,11 @@ def test_an_honest_step_passes_with_status_0_on_all_ranks(
     assert (record.world_size, record.backend, record.started_by) == (2, "gloo", "local ranks")
 
 
-def test_the_report_is_shown_once_and_written_in_three_forms(
+def test_the_report_is_shown_once_and_written_in_four_forms(
     ran: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
     assert ran[0].stdout.count("PASS  sharded parity:") == 1
-    assert sorted(path.name for path in ran[1].iterdir()) == ["sharded.html", "sharded.json", "sharded.md"]
+    assert sorted(path.name for path in ran[1].iterdir()) == ["junit.xml", "sharded.html", "sharded.json", "sharded.md"]
 
 
 def test_what_is_read_is_what_was_written(record: ShardedRecord) -> None:
