@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from reports.record_names import VerdictName
 from reports.record_results import JudgementRecord
-from reports.record_setting import CaseRecord, Environment, ModelRecord, SubjectRecord
+from reports.record_setting import CaseRecord, DataRecord, Environment, ModelRecord, SubjectRecord
 from reports.values import Count, Measured, RecordPart, Settings, Text
 
 SHARDED_VERSION: Literal[1] = 1
@@ -180,6 +180,8 @@ class ShardedRecord(RecordPart):
     precisions: list[PrecisionRecord]
     cases: list[CaseRecord]
     scenarios: list[ScenarioRecord]
+    data: DataRecord | None = None
+    """Where real pairs came from; None where cases were made up."""
     subjects: list[SubjectRecord]
     parity: list[ParityRecord]
     checks: list[CheckRecord]

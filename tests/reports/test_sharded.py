@@ -187,12 +187,15 @@ def test_ci_shows_each_scenario_check_and_fault() -> None:
     }
 
 
+FLAGGED = harmless(flagged_by=["clip"], checks=[FAILED])
+
+
 @pytest.mark.parametrize(
     ("changes", "red"),
     [
         ({"verdict": "FAIL", "checks": [FAILED]}, ("failure", "the norm is 2 off")),
         ({"verdict": "INCONCLUSIVE", "planted": [planted(caught_by=[], checks=[check()])]}, ("error", "not caught")),
-        ({"verdict": "INCONCLUSIVE", "harmless": [harmless(flagged_by=["clip"], checks=[FAILED])]}, ("error", "flagged")),
+        ({"verdict": "INCONCLUSIVE", "harmless": [FLAGGED]}, ("error", "flagged")),
         ({"verdict": "INCONCLUSIVE", "parity": [], "checks": [], "planted": []}, ("error", "why")),
     ],
 )  # fmt: skip
