@@ -102,16 +102,22 @@ def sharded(
         policy=policy,
     )
     # Subjects print as they like: that may not pass for the program's own output.
-    with process_group(place, timeout), contextlib.redirect_stdout(sys.stderr):
+    with process_group(place, timeout) as enter, contextlib.redirect_stdout(sys.stderr):
         with show_progress(quiet or place.rank != 0) as progress:
+
+            def begin(done: int, total: int, text: str) -> None:
+                enter(text)
+                progress(done, total, text)
+
             record = run_session(
                 options,
                 place,
-                progress,
+                begin,
                 arguments=sys.argv[1:],
                 started=STARTED,
                 started_here=STARTED_HERE in os.environ,
                 out=out,
             )
+        enter("handing over")
         status = hand_over(record, place, out=out, as_json=json)
     raise typer.Exit(status)
