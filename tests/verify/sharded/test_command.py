@@ -124,6 +124,9 @@ def test_dummy_calls_leave_every_bit_of_the_gradients(record: ShardedRecord) -> 
         ({"device": "tpu"}, "--device tpu: give cpu, or cuda"),
         ({"subject": ["splitt"]}, "unknown subject 'splitt'"),
         ({"model": "qwen4"}, "qwen4"),
+        ({"pairs": 5}, "--pairs goes with --data FILE"),
+        ({"data": Path(__file__)}, "--data needs --tokenizer DIR"),
+        ({"data": Path(__file__), "tokenizer": Path(__file__).parent, "case": ["balanced"]}, "give --data or --case"),
     ],
 )
 def test_wrong_options_are_refused_before_any_rank_is_started(
