@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.tolerance import load_policy
+from verify.training import TrainName, default_reference
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
@@ -45,6 +46,7 @@ class ShardedOptions:
     max_tokens: int | None
     seed: int
     policy: Path | None
+    train: TrainName = "lora"
 
     @property
     def is_tiny(self) -> bool:
@@ -73,6 +75,8 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         seed=options.seed,
         lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
         config=shape.config if shape else None,
+        reference=default_reference(options.train),
+        train=options.train,
     )
     config = requested_config(model)
     vocab_size = vocabulary_size(model)
@@ -85,7 +89,9 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         scenarios = default_scenarios(vocab_size, options.seed, place.world_size, full=options.full)
     for scenario in scenarios:
         check_token_ids(scenario.case.groups, int(config.get_text_config().vocab_size))
-    precisions = options.precisions or (tuple(PRECISIONS) if options.full else DEFAULT_PRECISIONS)
+    if options.train == "all":
+        scenarios = tuple(s if s.reference == "cached" else replace(s, reference="separate-model") for s in scenarios)
+    precisions = _precisions(options)
     check_memory(model, sorted({PRECISIONS[name].weights for name in precisions}))
     variations = default_variations(place.device)
     if not has_rotary_positions(config):
@@ -100,6 +106,16 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         seed=options.seed,
     )
     return request, loaded
+
+
+def _precisions(options: ShardedOptions) -> tuple[str, ...]:
+    """Shards of bfloat16 keep their gradients in bfloat16 where they are trained, so what was summed better is lost."""
+    if options.train == "all" and "bfloat16" in options.precisions:
+        raise ValueError("--train all with --dtype bfloat16: weights would be trained in bfloat16; give mixed-bfloat16")
+    if options.precisions:
+        return options.precisions
+    every = tuple(name for name in PRECISIONS if options.train == "lora" or name != "bfloat16")
+    return every if options.full else DEFAULT_PRECISIONS
 
 
 def _real_pairs(options: ShardedOptions, vocab_size: int, world_size: int) -> LoadedPairs | None:

@@ -15,7 +15,7 @@ from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
 from verify.objective import REWARD_MODEL
 
-ShardedReference = Literal["adapters-off", "cached"]
+ShardedReference = Literal["adapters-off", "separate-model", "cached"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Scenario:
     Args:
         case: The groups of the global batch, and the objective.
         micro_size: Most groups of a micro-batch.
-        reference: The frozen policy of a preference objective: the model with its adapters off, or values that were
-            computed before and stand beside the data.
+        reference: The frozen policy of a preference objective: the model with its adapters off, another that is sharded
+            as well, or values that were computed before and stand beside the data.
         label: Its own name, of a case that is run in several ways; "" for that of the case.
     """
 
@@ -37,9 +37,9 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """Of the case, and of the frozen policy where it is not the usual one."""
+        """Of the case, and that the frozen policy is cached where it is."""
         name = self.label or self.case.name
-        return name if self.reference == "adapters-off" else f"{name}/{self.reference}"
+        return f"{name}/cached" if self.reference == "cached" else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
