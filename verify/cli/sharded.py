@@ -61,15 +61,15 @@ def sharded(
 
     option_checks.check_model(model, layers)
     option_checks.check_subjects(subject or (), backend or ())
-    check_precisions(dtype or ())
+    trained, _ = option_checks.checked_training(train, None)
+    check_precisions(dtype or (), trained)
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device {device}: give cpu, or cuda for the device of each local rank")
     option_checks.check_numbers(seed=seed)
     option_checks.check_policy(policy)
-    trained, _ = option_checks.checked_training(train, None)
-    option_checks.check_data_options(data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=None)
     if data is not None and case:
         raise ValueError("give --data or --case, not both: each names the cases of the run")
+    option_checks.check_data_options(data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=None)
     place = place_from_environment(device)
     if place is not None and ranks is not None and ranks != place.world_size:
         raise ValueError(f"--ranks {ranks} with WORLD_SIZE {place.world_size}: leave --ranks out under torchrun")

@@ -14,7 +14,15 @@ from verify.models.request import ModelRequest, has_rotary_positions, requested_
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.sharded.ranks import RankPlace
 from verify.sharded.run import ShardedRequest
-from verify.sharded.scenarios import DEFAULT_PRECISIONS, PRECISIONS, default_scenarios, named_scenarios, real_scenarios
+from verify.sharded.scenarios import (
+    DEFAULT_PRECISIONS,
+    PRECISIONS,
+    check_precisions,
+    default_scenarios,
+    named_scenarios,
+    precisions_under,
+    real_scenarios,
+)
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
@@ -91,7 +99,8 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         check_token_ids(scenario.case.groups, int(config.get_text_config().vocab_size))
     if options.train == "all":
         scenarios = tuple(s if s.reference == "cached" else replace(s, reference="separate-model") for s in scenarios)
-    precisions = _precisions(options)
+    check_precisions(options.precisions, options.train)
+    precisions = options.precisions or (precisions_under(options.train) if options.full else DEFAULT_PRECISIONS)
     check_memory(model, sorted({PRECISIONS[name].weights for name in precisions}))
     variations = default_variations(place.device)
     if not has_rotary_positions(config):
@@ -106,16 +115,6 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         seed=options.seed,
     )
     return request, loaded
-
-
-def _precisions(options: ShardedOptions) -> tuple[str, ...]:
-    """Shards of bfloat16 keep their gradients in bfloat16 where they are trained, so what was summed better is lost."""
-    if options.train == "all" and "bfloat16" in options.precisions:
-        raise ValueError("--train all with --dtype bfloat16: weights would be trained in bfloat16; give mixed-bfloat16")
-    if options.precisions:
-        return options.precisions
-    every = tuple(name for name in PRECISIONS if options.train == "lora" or name != "bfloat16")
-    return every if options.full else DEFAULT_PRECISIONS
 
 
 def _real_pairs(options: ShardedOptions, vocab_size: int, world_size: int) -> LoadedPairs | None:

@@ -14,6 +14,7 @@ from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
 from verify.objective import REWARD_MODEL
+from verify.training import TrainName
 
 ShardedReference = Literal["adapters-off", "separate-model", "cached"]
 
@@ -67,17 +68,28 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 )
 
 
-def check_precisions(names: Sequence[str]) -> None:
-    """Refuse an unknown precision, and one given twice.
+def check_precisions(names: Sequence[str], train: TrainName = "lora") -> None:
+    """Refuse an unknown precision, one given twice, and one in which what is trained cannot be.
+
+    Shards of bfloat16 keep their gradients in bfloat16, whatever these were summed in.
 
     Raises:
-        ValueError: With the known ones.
+        ValueError: With what would be right.
     """
     for name in names:
         if name not in PRECISIONS:
             raise ValueError(f"unknown dtype {name!r}: give some of {', '.join(PRECISIONS)}")
         if list(names).count(name) > 1:
             raise ValueError(f"--dtype {name} is given twice: once is enough")
+        if name not in precisions_under(train):
+            raise ValueError(
+                f"--train {train} with --dtype {name}: weights would be trained in it; give mixed-bfloat16"
+            )
+
+
+def precisions_under(train: TrainName) -> tuple[str, ...]:
+    """The precisions in which whatever is trained keeps more digits than passes have."""
+    return tuple(name for name in PRECISIONS if train == "lora" or name != "bfloat16")
 
 
 DEFAULT_PRECISIONS = ("float32", "mixed-bfloat16")
