@@ -88,7 +88,7 @@ def check_precisions(names: Sequence[str], train: TrainName = "lora") -> None:
 
 
 def precisions_under(train: TrainName) -> tuple[str, ...]:
-    """The precisions in which whatever is trained keeps more digits than passes have."""
+    """The precisions in which nothing that is trained is kept in bfloat16; adapters never are."""
     return tuple(name for name in PRECISIONS if train == "lora" or name != "bfloat16")
 
 
