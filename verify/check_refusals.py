@@ -24,8 +24,6 @@ def refuse_what_does_not_go_together(options: CheckOptions) -> None:
     if options.shrink and options.out is None:
         raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
     check_reference(options.train, options.frozen_policy)
-    if options.shrink and options.train != "lora":
-        raise ValueError(f"--shrink with --train {options.train}: a reproduction trains adapters")
     if options.reference not in (None, "adapters-off") and options.objective == REWARD_MODEL:
         raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
 
