@@ -97,7 +97,7 @@ class TestOptimizerSteps:
         subject.loss = loss_on_kept  # type: ignore[method-assign, assignment]
         finding = put_to(put, subject, "optimizer-steps")
         assert finding.verdict is Verdict.FAIL
-        assert finding.reason.startswith("after 1 steps of AdamW: ")
+        assert finding.reason.startswith("after 1 step of AdamW: ")
 
     def test_gradients_that_the_call_itself_leaves_are_counted(self, put: Put) -> None:
         """Every gradient is there twice: once from inside, once from the loss that is returned."""
