@@ -35,7 +35,8 @@ def check_routers(options: CheckOptions, config: Any, cases: Sequence[Case]) -> 
     if not experts_per_token(config):
         raise ValueError(
             f"--router-loss {options.router_loss}: a model of type {config.model_type} has no routers whose load "
-            "balancing loss the oracle knows; give a Qwen3-MoE, e.g. --model tiny-qwen3-moe"
+            "balancing loss the oracle knows, and nothing else would vouch for that of the unpacked path; give a "
+            "Qwen3-MoE, e.g. --model tiny-qwen3-moe"
         )
     if options.shrink:
         raise ValueError("--shrink with --router-loss: a reproduction has no router loss")
