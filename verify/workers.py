@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from verify.parent_process import end_with_the_parent
 from verify.subject import said_by
 
 _Piece = TypeVar("_Piece")
@@ -163,7 +163,7 @@ def _serve(connection: Connection, pieces: Sequence[_Piece], work: Callable[[_Pi
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    _end_with_the_parent()
+    end_with_the_parent()
 
     def tell(kind: str, content: object) -> None:
         # By value: what multiprocessing would send of a tensor is a handle of shared memory.
@@ -179,18 +179,6 @@ def _serve(connection: Connection, pieces: Sequence[_Piece], work: Callable[[_Pi
         except BaseException as error:
             tell("raised", _portable(error))
             return
-
-
-def _end_with_the_parent() -> None:
-    """Leave no worker behind where the program is killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _portable(error: BaseException) -> Exception:
