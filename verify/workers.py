@@ -23,7 +23,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from verify.parent_process import end_with_the_parent
-from verify.subject import said_by
 
 _Piece = TypeVar("_Piece")
 _Result = TypeVar("_Result")
@@ -192,6 +191,8 @@ def _portable(error: BaseException) -> Exception:
                 return error
         except Exception:  # whatever its class does on pickling, or where it is read
             pass
+    from verify.subject import said_by  # not above: it loads torch, and work that needs none is shared here, too
+
     substitute = WorkerError(said_by(error))
     substitute.add_note(note)
     return substitute

@@ -47,7 +47,7 @@ Found = Mapping[str, tuple[Mutation, set[str]]]
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    """Each mutation and the exact checks that flag it; all are put to them on one model, whose yardsticks they share."""
+    """Each mutation with the exact checks that flag it; all are put to them on one model and share its yardsticks."""
     names = (*KILLED_BY.values(), *HARMLESS, DEEP)
     (run,) = prepare_faults(FaultOptions(faults=names, dtypes=("float32",))).runs
     with torch_threads(1):
