@@ -107,5 +107,5 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
     checksum = 0
     for name in sorted(tensors):
         checksum = zlib.crc32(name.encode(), checksum)
-        checksum = zlib.crc32(tensors[name].contiguous().view(-1).view(torch.uint8).numpy(), checksum)
+        checksum = zlib.crc32(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data, checksum)
     return checksum
