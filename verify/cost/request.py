@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as FilePath
 
 from reports.cost_record import PATH_NAMES
@@ -14,8 +14,10 @@ from verify.cost.presets import Defaults, Preset, Scale, chosen_preset
 from verify.cost.training import DEFAULT_LR, OptimizerSettings
 from verify.cost.workload import WorkloadPlan, drawn_plan, length_plan, regime_plan, split_plan
 from verify.models.dtypes import DTYPES
+from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, vocabulary_size
+from verify.models.shape_file import is_shape_file, read_shape
 from verify.objective import Preference
 
 SWEEP_STEPS = 3
@@ -120,8 +122,12 @@ def prepare_cost(options: CostOptions, *, num_ranks: int, device: str | None) ->
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
     device = device or options.device or defaults.device
+    name = options.model or defaults.model
+    shape = read_shape(FilePath(name)) if is_shape_file(name) else None
     model = ModelRequest(
-        name=options.model or defaults.model,
+        name=name,
+        lora=shape.lora if shape else LoraSpec(),
+        config=shape.config if shape else None,
         num_layers=options.layers,
         device=device,
         seed=(options.seeds or defaults.seeds)[0],
@@ -268,6 +274,7 @@ def settings_of(prepared: PreparedCost) -> dict[str, object]:
     ]
     return {
         "model": prepared.model.name,
+        "shape": asdict(prepared.model.config) if prepared.model.config else None,
         "layers": prepared.model.num_layers,
         "dtype": prepared.dtype,
         "device": prepared.device.partition(":")[0],
