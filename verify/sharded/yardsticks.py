@@ -6,18 +6,19 @@ The work is shared among the ranks, case by case; each holds the whole model for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from verify.cases import Case
 from verify.comparison import gradient_sizes
+from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy
 from verify.gate_work import noise_sample
 from verify.model_holder import ModelHolder
 from verify.models.dtypes import computing_in
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
-from verify.objective import Objective, RunObjective, objective_named
+from verify.objective import Objective, Preference, RunObjective, objective_named
 from verify.observation import Observation, observe
 from verify.sharded.observe import all_gathered
 from verify.subject import Subject, support_for
@@ -36,7 +37,7 @@ class Yardstick:
 
     Args:
         case: The case.
-        objective: Its objective.
+        objective: Its objective; the frozen policy is that of each model on which it is computed.
         expected: The oracle's observation.
         witness: The unpacked path's.
         singles: Each subject's own, by its name, from one call with all groups.
@@ -120,7 +121,7 @@ def measure_yardsticks(
         noise = noise_sample(case, forms, expected)
         return Yardstick(
             case=case,
-            objective=of_case,
+            objective=over(of_case, ADAPTERS_OFF),
             expected=expected,
             witness=forms[WITNESS.name],
             singles={s.name: run(s) for s in subjects if support_for(s, case, holder.reference.name).supported},
@@ -134,6 +135,11 @@ def measure_yardsticks(
     proves_nothing = {name for name, yardstick in found.items() if yardstick.vacuous or yardstick.implausible}
     noise = measure_noise([yardstick.noise for yardstick in found.values()], not_pooled=proves_nothing)
     return Yardsticks(by_case=found, noise=noise)
+
+
+def over(objective: Objective, frozen: FrozenPolicy) -> Objective:
+    """The objective over another frozen policy, where it has one."""
+    return replace(objective, reference=frozen) if isinstance(objective, Preference) else objective
 
 
 def shared_among_ranks(items: Sequence[_Item], work: Callable[[_Item], _Result]) -> list[_Result]:
