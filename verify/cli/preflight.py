@@ -32,9 +32,9 @@ def preflight(
     data: Annotated[Path | None, typer.Option(help="Preference pairs, JSONL or Parquet.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder of the tokenizer; needed with --data.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Leave out longer pairs (they are counted).", min=3)] = None,
-    groups_per_rank: Annotated[int, typer.Option(help="Pairs of a planned step on one rank.", min=1)] = 1,
-    prompt_tokens: Annotated[int, typer.Option(help="Planned length of a prompt.", min=1)] = 512,
-    response_tokens: Annotated[int, typer.Option(help="Planned length of a response.", min=1)] = 512,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt of the planned step.", min=1)] = 512,
+    response: Annotated[int, typer.Option(help="Tokens of each response of the planned step.", min=1)] = 512,
+    pairs: Annotated[int, typer.Option(help="Pairs of each rank in the planned step.", min=1, max=4096)] = 1,
     ranks: Annotated[int | None, typer.Option(help=_HELP_RANKS, min=1)] = None,
     timeout: Annotated[float, typer.Option(help=_HELP_TIMEOUT, min=1)] = 600.0,
     silence: Annotated[float, typer.Option(help=_HELP_SILENCE, min=2)] = 30.0,
@@ -102,9 +102,9 @@ def preflight(
         data=data,
         tokenizer=tokenizer,
         max_tokens=max_tokens,
-        groups_per_rank=groups_per_rank,
-        prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
+        prompt=prompt,
+        response=response,
+        pairs=pairs,
         profile=profile,
         seed=seed,
         timeout_s=timeout,
@@ -131,8 +131,12 @@ def preflight(
         discard_results(out, PREFLIGHT_FILES)  # an interrupted run must not leave the results of another behind
     draft = Draft(options, placed, command=["packparity", *sys.argv[1:]], started=STARTED)
     with show_progress(quiet or placed.rank != 0) as progress:
-        record = run_preflight(draft, progress, finish)
+        record = run_preflight(draft, progress, finish, say=lambda line: None if quiet else _say(line))
     raise typer.Exit(0 if record.decision == "GO" else 1 if record.is_wrong else 3)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 _ALL_PROBES = 12

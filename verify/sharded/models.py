@@ -14,7 +14,12 @@ from verify.subjects.sharded import ShardedStages, shard
 
 
 def sharded_model(
-    request: ModelRequest, precision: str, stages: ShardedStages, *, reshard_after_forward: bool = True
+    request: ModelRequest,
+    precision: str,
+    stages: ShardedStages,
+    *,
+    reshard_after_forward: bool = True,
+    built: Any = None,
 ) -> Any:
     """Build a model and shard it. A collective.
 
@@ -23,12 +28,13 @@ def sharded_model(
         precision: One of ``PRECISIONS``.
         stages: Whose ``reduce_dtype`` counts, where it has one.
         reshard_after_forward: As in ``shard``.
+        built: The whole model, as it is built of the request in the dtype of shards; it becomes the sharded one.
 
     Returns:
         The sharded model.
     """
     of = PRECISIONS[precision]
-    model = build_model(request, of.weights).model
+    model = build_model(request, of.weights).model if built is None else built
     shard(
         model,
         param_dtype=None if of.computes == of.weights else DTYPES[of.computes],
