@@ -9,7 +9,10 @@ from typing import Annotated
 
 import typer
 
-_HELP_MODEL = "A published name (qwen3-0.6b to qwen3-32b, llama-3.2-1b), a shape file, a config.json, or its folder."
+_HELP_MODEL = (
+    "A published name (qwen3-0.6b to qwen3-32b, llama-3.2-1b), a JSON file of a shape or a transformers config, or the "
+    "folder of one."
+)
 
 _HELP_PATHS = "Of padded, unpadded, padding-free, dense, sparse, split, with commas between; all unless given."
 
@@ -44,10 +47,14 @@ def forecast(
     from reports.store import check_writable, discard_results
     from verify.cli import option_checks
     from verify.cli.imports import heavy_imports
+    from verify.forecast.limits import NO_FLEX_ON_CPU, check_batch
 
     option_checks.check_model(model, layers=None)
     option_checks.check_dtypes([dtype])
     chosen = option_checks.checked_paths(paths)
+    if (device, chosen) == ("cpu", ("sparse",)):
+        raise ValueError(NO_FLEX_ON_CPU)
+    check_batch(prompt=prompt, response=response, pairs=pairs)
     if out is not None:
         check_writable(out, FORECAST_FILES)
     with heavy_imports():
