@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 NO_FLEX_ON_CPU = "path sparse: FlexAttention has no backward pass on a CPU; forecast it for a GPU (--device gb10)"
-MOST_TOKENS = 2**20
+MOST_PAIRS = 256
+"""Of a rank in one step: split attention has a call for each part of each pair."""
+MOST_TOKENS = 2**18
 """Of all prompts and responses of a rank: rows are laid out token by token."""
 
 

@@ -118,7 +118,7 @@ def test_numbers_are_whole_on_any_terminal(
         (("--prompt", "40000", "--response", "1000"), "qwen3-8b has 40960 positions"),
         (("--ranks", "0"), "--ranks"),
         (("--memory-gib", "inf"), "--memory-gib"),
-        (("--pairs", "4096", "--prompt", "20480", "--response", "20480"), "give --pairs 17 or fewer"),
+        (("--pairs", "256", "--prompt", "20480", "--response", "20480"), "give --pairs 4 or fewer"),
         (("--paths", "sparse", "--device", "cpu"), "FlexAttention has no backward pass on a CPU"),
         (("--model", "tiny-mistral", "--paths", "split", "--quiet"), "sliding windows is not modelled for a GPU"),
     ],
