@@ -215,8 +215,9 @@ def _parity(path: CostPathRecord) -> str:
     if path.parity is None:
         return "the baseline" if path.role == "unpacked" else UNVERIFIED
     cited = path.parity
+    sharded = f" sharded over {cited.world_size} ranks" if cited.world_size > 1 else ""
     return (
-        f"PASS in {cited.dtype}, {count(cited.num_compared)} values in {plural(cited.cases, 'case')} "
+        f"PASS in {cited.dtype}{sharded}, {count(cited.num_compared)} values in {plural(cited.cases, 'case')} "
         f"({cited.created_utc}, record {cited.record_sha256[:12]})"
     )
 

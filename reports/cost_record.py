@@ -35,8 +35,11 @@ class CitedParityRecord(RecordPart):
     tool_version: Text
     subject: Text
     dtype: DtypeName
+    world_size: Annotated[int, Field(gt=0)] = 1
+    """Ranks over which FSDP2 had sharded what was judged; 1 for one process."""
     num_compared: Annotated[int, Field(gt=0)]
     cases: Annotated[int, Field(gt=0)]
+    """Cases that passed; of a sharded model scenarios."""
 
 
 class CostPathRecord(RecordPart):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from reports.page import page_environment
 from reports.sharded_overview import (
     closing_line,
+    data_rows,
     not_applicable,
     planted_line,
     ranks_line,
@@ -35,6 +36,7 @@ def render(record: ShardedRecord) -> str:
             planted=planted_line(record),
             against=AGAINST,
             rows=subject_rows(record),
+            data=data_rows(record.data) if record.data is not None else {},
             not_applicable=not_applicable(record),
         )
         + "\n"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from reports.markdown import escape
 from reports.sharded_overview import (
     closing_line,
+    data_rows,
     not_applicable,
     planted_line,
     ranks_line,
@@ -93,6 +94,11 @@ def _blocks(record: ShardedRecord) -> Iterable[str]:
             ("change", "what is other", "precision", "flagged by"),
             [(c.change, c.what, c.precision, ", ".join(c.flagged_by) or "nothing") for c in record.harmless],
         )
+    if record.data is not None:
+        yield "## Data"
+        yield _table(("", ""), data_rows(record.data).items())
+        if lines := [*record.data.notes, *record.data.violations]:
+            yield _list(lines)
     if lines := not_applicable(record):
         yield "## Not applicable"
         yield _list(lines)

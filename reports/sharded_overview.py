@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reports.facts import data_facts
 from reports.record_names import NOT_A_PASS, VerdictName
+from reports.record_setting import DataRecord
 from reports.sharded_record import AGAINST, Against, ParityRecord, ShardedRecord
 from reports.words import listed, number, plural
 
@@ -102,6 +104,20 @@ def ranks_line(record: ShardedRecord) -> str:
     return (
         f"{plural(record.world_size, 'rank')} over {record.backend}: {plural(uneven, 'uneven division')} of groups, "
         f"{plural(idle, 'step')} with a rank that had none, {plural(dummies, 'call')} that added nothing"
+    )
+
+
+def data_rows(data: DataRecord) -> dict[str, str]:
+    """Where real pairs came from, and the rows that were left out."""
+    left_out = {f"left out: {reason}": f"{amount:,}" for reason, amount in data.violations_by_reason.items()}
+    return data_facts(data) | left_out
+
+
+def data_line(data: DataRecord) -> str:
+    """The same in one line."""
+    reasons = ", ".join(f"{reason} {amount:,}" for reason, amount in data.violations_by_reason.items())
+    return f"{plural(data.num_pairs, 'real pair')} of {data.usable_rows:,} usable ones in {data.file}" + (
+        f"; left out: {reasons}" if reasons else ""
     )
 
 

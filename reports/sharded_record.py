@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Self, get_args
 
 from pydantic import model_validator
 
 from reports.record_names import VerdictName
 from reports.record_results import JudgementRecord
-from reports.record_setting import CaseRecord, Environment, ModelRecord, SubjectRecord
+from reports.record_setting import CaseRecord, DataRecord, Environment, ModelRecord, SubjectRecord
 from reports.values import Count, Measured, RecordPart, Settings, Text
 
 SHARDED_VERSION: Literal[1] = 1
@@ -59,8 +60,19 @@ class ParityRecord(RecordPart):
     """Calls of each rank that added nothing."""
     num_compared: Count
     worst_ratio: Measured | None
-    """Largest measured / budget; None where nothing was compared."""
+    """Largest measured / budget of its judgements; None where nothing was compared."""
     held: list[HeldRecord]
+
+    @model_validator(mode="after")
+    def _sums_are_of_judgements(self) -> Self:
+        where = f"{self.subject} in {self.scenario}, {self.precision}"
+        compared = sum(each.judgement.num_compared for each in self.held)
+        if self.num_compared != compared:
+            raise ValueError(f"{where}: {self.num_compared} values compared, but its judgements say {compared}")
+        worst = max((r for each in self.held if (r := _ratio(each.judgement)) is not None), default=None)
+        if self.worst_ratio != worst:
+            raise ValueError(f"{where}: the worst ratio is {self.worst_ratio}, that of its judgements {worst}")
+        return self
 
     @model_validator(mode="after")
     def _verdict_rests_on_judgements(self) -> Self:
@@ -73,6 +85,17 @@ class ParityRecord(RecordPart):
         elif not self.reasons:
             raise ValueError(f"{where} is {self.verdict} without a reason")
         return self
+
+
+def _ratio(judgement: JudgementRecord) -> float | None:
+    """Measured / budget: infinite where that is not a number, so that NaN never reads as small; None without one."""
+    if judgement.measured is None or judgement.budget is None:
+        return None
+    if not (math.isfinite(judgement.measured) and math.isfinite(judgement.budget)):
+        return math.inf
+    if judgement.budget > 0:
+        return judgement.measured / judgement.budget
+    return math.inf if judgement.measured else 0.0
 
 
 class CheckRecord(RecordPart):
@@ -157,6 +180,8 @@ class ShardedRecord(RecordPart):
     precisions: list[PrecisionRecord]
     cases: list[CaseRecord]
     scenarios: list[ScenarioRecord]
+    data: DataRecord | None = None
+    """Where real pairs came from; None where cases were made up."""
     subjects: list[SubjectRecord]
     parity: list[ParityRecord]
     checks: list[CheckRecord]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from reports.sharded_record import SHARDED_VERSION, ShardedRecord
-from reports.store import read_of_kind, write_together
+from reports.store import JUNIT_FILE, read_of_kind, write_together
 
 SHARDED_FILE = "sharded.json"
-SHARDED_FILES = ("sharded.md", "sharded.html", SHARDED_FILE)
+SHARDED_FILES = ("sharded.md", "sharded.html", JUNIT_FILE, SHARDED_FILE)
 """In the order in which they are put in place."""
 
 
 def write_sharded(record: ShardedRecord, out_dir: Path) -> tuple[Path, ...]:
-    """Write the record as Markdown, HTML and JSON.
+    """Write the record as Markdown, HTML, JUnit XML and JSON.
 
     Args:
         record: What to write.
@@ -26,9 +26,14 @@ def write_sharded(record: ShardedRecord, out_dir: Path) -> tuple[Path, ...]:
         OutputError: The folder cannot be written.
     """
     # Here and not above: whoever only reads a record should not wait for what draws one.
-    from reports import sharded_html, sharded_markdown
+    from reports import sharded_html, sharded_junit, sharded_markdown
 
-    texts = (sharded_markdown.render(record), sharded_html.render(record), sharded_json(record))
+    texts = (
+        sharded_markdown.render(record),
+        sharded_html.render(record),
+        sharded_junit.render(record),
+        sharded_json(record),
+    )
     return write_together(dict(zip(SHARDED_FILES, texts, strict=True)), out_dir, SHARDED_FILES)
 
 

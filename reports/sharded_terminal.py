@@ -10,7 +10,7 @@ from rich.text import Text
 
 from reports.breakable import Breakable
 from reports.record_names import VerdictName
-from reports.sharded_overview import closing_line, not_applicable, ranks_line, subject_rows, title
+from reports.sharded_overview import closing_line, data_line, not_applicable, ranks_line, subject_rows, title
 from reports.sharded_record import AGAINST, ShardedRecord
 from reports.words import number, printable
 
@@ -33,6 +33,8 @@ def print_sharded(record: ShardedRecord, console: Console) -> None:
     """
     console.print(Text(printable(f"packparity {record.tool_version} sharded: {title(record)}")), soft_wrap=True)
     console.print(Text(printable(ranks_line(record)), style="dim"), soft_wrap=True)
+    if record.data is not None:
+        console.print(Text(printable(data_line(record.data)), style="dim"), soft_wrap=True)
     console.print(_subjects(record))
     if record.checks:
         console.print(_checks(record))

@@ -6,7 +6,7 @@ The order is fixed: same keys both ways, same shapes, counts above zero, all fin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from verify.groups import PreferenceGroup
 from verify.observation import Observation
+from verify.places import PlaceName, completion_place, pair_place, token_place
 
 Quantity = Literal[
     "per_token_logps", "ref_per_token_logps", "router_probs", "router_shares", "rewards", "margins", "loss", "gradients"
@@ -26,7 +27,6 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 _PLACES_KEPT = 3
 _NOTHING = 1e-12
 """RMS of a float64 gradient, relative to that of all, below which it is rounding."""
-_PlaceName = Callable[[int], str]
 _Values = npt.NDArray[np.float64]
 _Indices = npt.NDArray[np.intp]
 
@@ -123,7 +123,7 @@ def compare_observations(
             _compare_vectors("router_shares", [actual.balance.shares], [expected.balance.shares], *expert),
         ]
     if len(expected.rewards) or len(actual.rewards):  # neither side has any under SFT
-        completion = sum(len(group.completions) for group in groups), _completion_place(groups)
+        completion = sum(len(group.completions) for group in groups), completion_place(groups)
         pair = sum(len(group.positives) * len(group.negatives) for group in groups), pair_place(groups)
         comparisons += [
             _compare_vectors("rewards", [actual.rewards], [expected.rewards], *completion),
@@ -196,7 +196,7 @@ def gradient_sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _compare_vectors(
-    quantity: Quantity, actual: Sequence[Tensor], expected: Sequence[Tensor], num_values: int, place: _PlaceName
+    quantity: Quantity, actual: Sequence[Tensor], expected: Sequence[Tensor], num_values: int, place: PlaceName
 ) -> Comparison:
     actual_shapes, expected_shapes = [tuple(t.shape) for t in actual], [tuple(t.shape) for t in expected]
     if actual_shapes != expected_shapes:
@@ -333,11 +333,11 @@ def _measure_tensors(a: _Values, e: _Values, starts: _Indices, counts: _Indices,
         )
 
 
-def _gradient_place(name: str, columns: int) -> _PlaceName:
+def _gradient_place(name: str, columns: int) -> PlaceName:
     return lambda index: f"{name}[{index // columns}, {index % columns}]"
 
 
-def _first_non_finite(actual: _Values, expected: _Values, place: _PlaceName) -> Place | None:
+def _first_non_finite(actual: _Values, expected: _Values, place: PlaceName) -> Place | None:
     bad = np.flatnonzero(~np.isfinite(actual))
     if bad.size == 0:
         return None
@@ -345,68 +345,10 @@ def _first_non_finite(actual: _Values, expected: _Values, place: _PlaceName) -> 
     return Place(place(index), float(actual[index]), float(expected[index]))
 
 
-def _worst_places(distance: _Values, actual: _Values, expected: _Values, place: _PlaceName) -> tuple[Place, ...]:
+def _worst_places(distance: _Values, actual: _Values, expected: _Values, place: PlaceName) -> tuple[Place, ...]:
     """The places of the largest distances, NaN before all others."""
     order = np.argsort(np.where(np.isnan(distance), -np.inf, -distance), kind="stable")[:_PLACES_KEPT]
     return tuple(Place(place(i), float(actual[i]), float(expected[i])) for i in order.tolist())
-
-
-def completion_name(index: int, num_positives: int) -> str:
-    """Name of a completion by its place in its group: "chosen", "rejected", or "negative 2"."""
-    if num_positives == 1 and index < 2:
-        return ("chosen", "rejected")[index]
-    return f"positive {index}" if index < num_positives else f"negative {index - num_positives}"
-
-
-def token_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
-    """Names the n-th supervised token of a case.
-
-    A function, since names are made only for the few places that are shown.
-    """
-    supervised = [group.supervised for group in groups]
-
-    def name(index: int) -> str:
-        rest = index
-        for g, group in enumerate(groups):
-            for i, places in enumerate(supervised[g]):
-                if rest < len(places):
-                    token = places[rest]
-                    predictor = "the last prompt token" if token == 0 else f"its token {token - 1}"
-                    completion = completion_name(i, len(group.positives))
-                    return f"group {g}, {completion}, token {token}, predicted from {predictor}"
-                rest -= len(places)
-        raise IndexError(f"supervised token {index} of a case that has {index - rest}")
-
-    return name
-
-
-def _completion_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
-    def name(index: int) -> str:
-        rest = index
-        for g, group in enumerate(groups):
-            if rest < len(group.completions):
-                return f"group {g}, {completion_name(rest, len(group.positives))}"
-            rest -= len(group.completions)
-        raise IndexError(f"completion {index} of a case that has {index - rest}")
-
-    return name
-
-
-def pair_place(groups: Sequence[PreferenceGroup]) -> _PlaceName:
-    """Names the n-th pair of a case: its group, and in a larger one which positive against which negative."""
-
-    def name(index: int) -> str:
-        rest = index
-        for g, group in enumerate(groups):
-            num_negatives, num_pairs = len(group.negatives), len(group.positives) * len(group.negatives)
-            if rest < num_pairs:
-                positive, negative = divmod(rest, num_negatives)
-                names = f", positive {positive} against negative {negative}" if num_pairs > 1 else ""
-                return f"group {g}{names}"
-            rest -= num_pairs
-        raise IndexError(f"pair {index} of a case that has {index - rest}")
-
-    return name
 
 
 def _whole_place(_index: int) -> str:

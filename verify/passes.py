@@ -14,17 +14,10 @@ from torch import Tensor
 from verify.frozen_policy import CachedLogps, FrozenPolicy, SeparateModel
 from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel, Sft
+from verify.returned_values import backward_done, check_logps, check_loss, check_rewards
 from verify.router_balance import NO_BALANCE, RoutedSubject, RouterBalance, check_balance
 from verify.slots import SlotCount, count_slots
-from verify.subject import (
-    Subject,
-    backward_done,
-    check_logps,
-    check_loss,
-    check_rewards,
-    computes_loss,
-    owns_loss,
-)
+from verify.subject import Subject, computes_loss, owns_loss
 from verify.trained_gradients import to_float64, trained_gradients
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from verify.comparison import Comparison, pair_place
+from verify.comparison import Comparison
 from verify.groups import PreferenceGroup
 from verify.models.adapters import has_adapters
 from verify.observation import Observation
+from verify.places import pair_place
 from verify.tolerance import PlausibleErrors
 
 

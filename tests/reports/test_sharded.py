@@ -5,12 +5,13 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
-from reports import sharded_html, sharded_markdown
+from reports import sharded_html, sharded_junit, sharded_markdown
 from reports.record_results import JudgementRecord
 from reports.record_setting import Environment, ModelRecord, SubjectRecord
 from reports.results import read_result, write_result
@@ -27,6 +28,7 @@ from reports.sharded_record import (
 )
 from reports.sharded_terminal import print_sharded
 from reports.store import RecordError
+from reports.words import printable
 
 NASTY = "a|b<script>\x1b[31m"
 
@@ -110,8 +112,15 @@ def test_a_run_that_its_parts_do_not_bear_out_is_refused(changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("make", "changes", "message"),
     [
-        (parity, {"num_compared": 0}, "nothing was compared"),
-        (parity, {"held": parity().held[:2]}, "not held against one process, oracle and unpacked path"),
+        (parity, {"num_compared": 0}, "0 values compared, but its judgements say 3"),
+        (parity, {"num_compared": 0, "worst_ratio": None, "held": []}, "nothing was compared"),
+        (parity, {"worst_ratio": 0.1}, r"the worst ratio is 0\.1, that of its judgements 0\.25"),
+        (parity, {"worst_ratio": None}, "the worst ratio is None"),
+        (
+            parity,
+            {"held": parity().held[:2], "num_compared": 2},
+            "not held against one process, oracle and unpacked path",
+        ),
         (parity, {"verdict": "FAIL"}, "without a reason"),
         (planted, {"caught_by": []}, r"caught by \[\], but \['clip'\] failed"),
         (planted, {"checks": [check()]}, r"caught by \['clip'\], but \[\] failed"),
@@ -130,12 +139,12 @@ def test_a_part_that_says_more_than_it_knows_is_refused(make: Any, changes: dict
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     written = record()
     paths = write_result(written, tmp_path)
-    assert [path.name for path in paths] == ["sharded.md", "sharded.html", "sharded.json"]
+    assert [path.name for path in paths] == ["sharded.md", "sharded.html", "junit.xml", "sharded.json"]
     assert read_result(tmp_path) == written
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
-    (_, _, path) = write_result(record(), tmp_path)
+    (*_, path) = write_result(record(), tmp_path)
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
     with pytest.raises(RecordError, match="this program reads records of sharded parity of version 1"):
         read_result(path)
@@ -152,3 +161,44 @@ def test_foreign_text_is_shown_and_not_obeyed() -> None:
     for text in (shown, page, document):
         assert "1 of 1 planted fault caught" in text
         assert "PASS" in text
+
+
+def junit_of(shown: ShardedRecord) -> dict[str, tuple[str, str]]:
+    """Of each JUnit test its outcome and message, by class and name."""
+    root = ElementTree.fromstring(sharded_junit.render(shown))
+    return {
+        f"{test.get('classname')} {test.get('name')}": (test[0].tag, test[0].get("message", ""))
+        if len(test)
+        else ("", "")
+        for test in root.iter("testcase")
+    }
+
+
+def test_ci_shows_each_scenario_check_and_fault() -> None:
+    not_run = parity(scenario="b", verdict="NOT_APPLICABLE", reasons=["no"], num_compared=0, worst_ratio=None, held=[])
+    found = junit_of(record(harmless=[harmless()], parity=[parity(), not_run]))
+    name = printable(NASTY)
+    assert found == {
+        f"{name}.float32 uneven": ("", ""),
+        f"{name}.float32 b": ("skipped", "no"),
+        f"{name}.float32 check clip": ("", ""),
+        "planted fault.float32 x": ("", ""),
+        "harmless change.float32 x": ("", ""),
+    }
+
+
+FLAGGED = harmless(flagged_by=["clip"], checks=[FAILED])
+
+
+@pytest.mark.parametrize(
+    ("changes", "red"),
+    [
+        ({"verdict": "FAIL", "checks": [FAILED]}, ("failure", "the norm is 2 off")),
+        ({"verdict": "INCONCLUSIVE", "planted": [planted(caught_by=[], checks=[check()])]}, ("error", "not caught")),
+        ({"verdict": "INCONCLUSIVE", "harmless": [FLAGGED]}, ("error", "flagged")),
+        ({"verdict": "INCONCLUSIVE", "parity": [], "checks": [], "planted": []}, ("error", "why")),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_no_pass_is_red_where_it_is_not(changes: dict[str, Any], red: tuple[str, str]) -> None:
+    bad = [outcome for outcome in junit_of(record(reasons=["why"], **changes)).values() if outcome[0]]
+    assert [(tag, message[: len(red[1])]) for tag, message in bad] == [red]

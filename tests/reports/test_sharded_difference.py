@@ -9,6 +9,7 @@ from reports.record import Record
 from reports.sharded_record import (
     CheckRecord,
     HarmlessRecord,
+    HeldRecord,
     ParityRecord,
     PlantedFaultRecord,
     PrecisionRecord,
@@ -21,9 +22,13 @@ def sharded_record(record: Record, *, ratio: float = 0.2, caught: bool = True, w
     check = CheckRecord(
         check="clip", precision="float32", subject="split", verdict="PASS", num_compared=3, ratio=ratio, worst=""
     )
+    found = next(j for result in record.results for j in result.judgements if j.measured is not None)
+    judgement = found.model_copy(update={"verdict": "FAIL", "reason": "too far", "num_compared": 7,
+                                         "measured": 1.5, "budget": 1.0})  # fmt: skip
     parity = ParityRecord(
         scenario="uneven-over-ranks", subject="split", precision="float32", verdict="FAIL", reasons=["too far"],
-        micro_size=2, groups_of_ranks=[2, 1], dummies_of_ranks=[0, 1], num_compared=7, worst_ratio=1.5, held=[],
+        micro_size=2, groups_of_ranks=[2, 1], dummies_of_ranks=[0, 1], num_compared=7, worst_ratio=1.5,
+        held=[HeldRecord(against="oracle", judgement=judgement)],
     )  # fmt: skip
     failed = CheckRecord(
         check="clip", precision="float32", subject="split", verdict="FAIL", num_compared=3, ratio=9.0, worst="norm"

@@ -12,12 +12,11 @@ import torch
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
+from verify.returned_values import check_logps, check_loss
 from verify.subject import (
     Subject,
     SubjectError,
     Support,
-    check_logps,
-    check_loss,
     gradient_support,
     kinds_taken,
     layout_of,

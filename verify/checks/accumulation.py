@@ -13,7 +13,8 @@ from verify.checks.bench import Bench, Groups
 from verify.checks.shares import shares
 from verify.objective import Objective, Preference
 from verify.passes import reference_logps
-from verify.subject import SubjectError, backward_done, check_logps, check_loss, owns_loss
+from verify.returned_values import backward_done, check_logps, check_loss
+from verify.subject import SubjectError, owns_loss
 from verify.subjects.oracle import apply_objective
 from verify.trained_gradients import to_float64, trained_name
 

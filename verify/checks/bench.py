@@ -17,16 +17,8 @@ from verify.checks.yardsticks import Yardsticks
 from verify.groups import PreferenceGroup
 from verify.model_state import seed_torch
 from verify.objective import REWARD_MODEL, Objective, Preference, RewardModel, RunObjective, Sft, objective_named
-from verify.subject import (
-    Subject,
-    SubjectError,
-    backward_done,
-    check_logps,
-    check_loss,
-    check_rewards,
-    computes_loss,
-    said_by,
-)
+from verify.returned_values import backward_done, check_logps, check_loss, check_rewards
+from verify.subject import Subject, SubjectError, computes_loss, said_by
 from verify.supervised_values import supervised_logps
 from verify.tolerance import Policy
 from verify.trained_gradients import to_float64, trained_gradients

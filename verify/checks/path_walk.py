@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from verify.checks.packed_rows import PackedRows
-from verify.comparison import completion_name
 from verify.groups import PreferenceGroup, TokenIds
+from verify.places import completion_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verify.comparison import completion_name
 from verify.groups import PreferenceGroup, TokenIds
+from verify.places import completion_name
 
 
 @dataclass(frozen=True, slots=True)

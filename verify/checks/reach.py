@@ -15,7 +15,8 @@ from verify.checks.check import ExactCheck, Measured, NotApplicableError
 from verify.checks.embedded import Embedded, embeddings_as_leaves
 from verify.checks.places import TokenPlace, all_places, ids_before, supervised_tokens
 from verify.groups import PreferenceGroup
-from verify.subject import check_logps, gradient_support
+from verify.returned_values import check_logps
+from verify.subject import gradient_support
 from verify.subjects.pairwise import WITNESS
 from verify.supervised_values import supervised_logps
 

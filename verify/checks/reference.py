@@ -21,7 +21,8 @@ from verify.checks.yardsticks import measured
 from verify.frozen_policy import CachedLogps
 from verify.objective import preference_beside
 from verify.passes import reference_logps
-from verify.subject import check_logps, owns_loss
+from verify.returned_values import check_logps
+from verify.subject import owns_loss
 from verify.subjects.pairwise import WITNESS
 from verify.supervised_values import supervised_logps
 from verify.trained_gradients import to_float64

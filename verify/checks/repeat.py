@@ -9,7 +9,7 @@ from verify.checks.bench import Bench, flat
 from verify.checks.check import ExactCheck, Measured
 from verify.checks.of_rewards import same_rewards_again
 from verify.checks.yardsticks import measured
-from verify.comparison import token_place
+from verify.places import token_place
 
 
 def _measure(bench: Bench, case: Case) -> Measured:

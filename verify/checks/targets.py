@@ -25,7 +25,8 @@ from verify.checks.check import NotApplicableError
 from verify.checks.packed_rows import check_packed_rows
 from verify.models.dtypes import DTYPES
 from verify.precision import rounds_in
-from verify.subject import backward_done, check_loss, gradient_support, owns_loss
+from verify.returned_values import backward_done, check_loss
+from verify.subject import gradient_support, owns_loss
 from verify.trained_gradients import to_float64
 
 _ADDS_UP = 0.05

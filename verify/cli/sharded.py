@@ -14,7 +14,8 @@ _HELP_RANKS = "Ranks to start on this machine; 2 unless given. Under torchrun th
 _HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May be given several times."
 _HELP_DTYPE = "float64, float32, bfloat16 or mixed-bfloat16 (float32 shards, bfloat16 passes); repeatable."
 _HELP_FULL = "All packed subjects, more cases, every objective, all dtypes."
-_HELP_SECONDS = "How long a rank waits for the slowest one before the run ends."
+_HELP_PAIRS = "Pairs to draw from --data, more than ranks; two for each rank and one more unless given."
+_HELP_TIMEOUT = "Seconds that a rank waits for the slowest one before the run ends."
 _LONGEST_RUN_S = 6 * 3600.0
 
 
@@ -22,6 +23,12 @@ def sharded(
     ranks: Annotated[int | None, typer.Option(help=_HELP_RANKS, min=1)] = None,
     model: Annotated[str, typer.Option(help="As packparity check takes it; tiny unless given.")] = "tiny",
     layers: Annotated[int | None, typer.Option(help="Cut the depth; the report says so.", min=1)] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Preference pairs, JSONL or Parquet, in place of our cases.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder of the tokenizer; needed with --data.")] = None,
+    pairs: Annotated[int | None, typer.Option(help=_HELP_PAIRS, min=1)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Leave out longer pairs (they are counted).", min=3)] = None,
     subject: Annotated[list[str] | None, typer.Option(help=_HELP_SUBJECT)] = None,
     backend: Annotated[list[str] | None, typer.Option(help="Our subjects of this backend only.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help=_HELP_DTYPE)] = None,
@@ -30,8 +37,8 @@ def sharded(
     device: Annotated[str, typer.Option(help="cpu, or cuda for the device of each local rank.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
-    seconds: Annotated[float, typer.Option(help=_HELP_SECONDS, min=1)] = 120.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for sharded.json, .md and .html.")] = None,
+    timeout: Annotated[float, typer.Option(help=_HELP_TIMEOUT, min=1)] = 120.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for sharded.json, .md, .html, junit.xml.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -57,6 +64,9 @@ def sharded(
         raise ValueError(f"--device {device}: give cpu, or cuda for the device of each local rank")
     option_checks.check_numbers(seed=seed)
     option_checks.check_policy(policy)
+    if data is not None and case:
+        raise ValueError("give --data or --case, not both: each names the cases of the run")
+    option_checks.check_data_options(data, tokenizer=tokenizer, pairs=pairs, max_tokens=max_tokens, cases_file=None)
     place = place_from_environment(device)
     if place is not None and ranks is not None and ranks != place.world_size:
         raise ValueError(f"--ranks {ranks} with WORLD_SIZE {place.world_size}: leave --ranks out under torchrun")
@@ -84,20 +94,30 @@ def sharded(
         precisions=tuple(dtype or ()),
         cases=tuple(case or ()),
         full=full,
+        data=data,
+        tokenizer=tokenizer,
+        pairs=pairs,
+        max_tokens=max_tokens,
         seed=seed,
         policy=policy,
     )
     # Subjects print as they like: that may not pass for the program's own output.
-    with process_group(place, seconds), contextlib.redirect_stdout(sys.stderr):
+    with process_group(place, timeout) as enter, contextlib.redirect_stdout(sys.stderr):
         with show_progress(quiet or place.rank != 0) as progress:
+
+            def begin(done: int, total: int, text: str) -> None:
+                enter(text)
+                progress(done, total, text)
+
             record = run_session(
                 options,
                 place,
-                progress,
+                begin,
                 arguments=sys.argv[1:],
                 started=STARTED,
                 started_here=STARTED_HERE in os.environ,
                 out=out,
             )
+        enter("handing over")
         status = hand_over(record, place, out=out, as_json=json)
     raise typer.Exit(status)

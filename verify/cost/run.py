@@ -162,7 +162,11 @@ def _cited(prepared: PreparedCost, environment: Environment, model: ModelRecord)
         return {}
     subjects = [path.subject.name for path in prepared.measured_paths if path.role == "packed"]
     measured = MeasuredSubject(
-        environment=environment, model=model, dtype=prepared.dtype, objective=prepared.objective.name
+        environment=environment,
+        model=model,
+        dtype=prepared.dtype,
+        objective=prepared.objective.name,
+        num_ranks=prepared.num_ranks,
     )
     return cite(prepared.parity, measured, subjects)
 

@@ -134,6 +134,7 @@ def load_pairs(
     seed: int,
     max_tokens: int | None = None,
     vocab_size: int | None = None,
+    by_default: int = PAIRS_BY_DEFAULT,
 ) -> LoadedPairs:
     """Sample preference groups from a file, spread over the lengths.
 
@@ -144,10 +145,11 @@ def load_pairs(
         path: See `survey_pairs`.
         tokenizer_dir: See `survey_pairs`.
         num_pairs: How many pairs to draw, one from each stratum of total length (`stratified_sample`); None for
-            ``PAIRS_BY_DEFAULT``, or all usable ones where there are fewer.
+            ``by_default``, or all usable ones where there are fewer.
         seed: Seed of the draw.
         max_tokens: See `survey_pairs`.
         vocab_size: See `survey_pairs`.
+        by_default: How many pairs to draw at most where no number is asked for.
 
     Returns:
         The groups, and the survey of the whole file.
@@ -159,7 +161,9 @@ def load_pairs(
     with _unchanged(path) as sha256:
         tokenizer = _LoadedTokenizer.load(tokenizer_dir)
         survey = _survey(path, sha256, tokenizer, max_tokens, vocab_size)
-        drawn = stratified_sample([pair.total_tokens for pair in survey.lengths], _num_drawn(survey, num_pairs), seed)
+        drawn = stratified_sample(
+            [pair.total_tokens for pair in survey.lengths], _num_drawn(survey, num_pairs, by_default), seed
+        )
         lines = {survey.lengths[i].line for i in drawn}
         rows = (row for row in iter_rows(path) if row.place.line in lines)
         groups = tuple(encode_group(tokenizer.tokenizer, shape_of(row).read(row)) for row in rows)
@@ -226,12 +230,12 @@ def _checked_lengths(group: PreferenceGroup, row: Row, max_tokens: int | None, v
     return lengths
 
 
-def _num_drawn(survey: Survey, num_pairs: int | None) -> int:
+def _num_drawn(survey: Survey, num_pairs: int | None, by_default: int) -> int:
     usable = len(survey.lengths)
     if not usable:
         raise DataError(f"{survey.file} holds no usable pair: {survey.describe()}")
     if num_pairs is None:
-        return min(PAIRS_BY_DEFAULT, usable)
+        return min(by_default, usable)
     if num_pairs > usable:
         raise DataError(
             f"{num_pairs} pairs asked for, but {survey.file} holds fewer: {survey.describe()}; ask for at most {usable}"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from verify.cases import Case, CaseKind
-from verify.comparison import completion_name
 from verify.groups import PreferenceGroup, TokenIds
 from verify.objective import COMPARING_NAMES, SFT_NAMES, ObjectiveName
+from verify.places import completion_name
 
 CASE_NAME = "diagnosis"
 _SIZES = ((19, 13, 22), (40, 66, 30), (7, 9, 17))

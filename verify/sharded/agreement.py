@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.environment import read_environment
 from verify.model_state import weights_hash
 from verify.module_walk import named_modules
 from verify.sharded.observe import all_gathered
+
+if TYPE_CHECKING:
+    from verify.data.load import LoadedPairs
 
 
 def check_agreement(what: str, values: Mapping[str, str]) -> None:
@@ -61,7 +64,30 @@ def check_same_start(arguments: Sequence[str], device: str) -> None:
 
 
 def _sha256(file: Path) -> str:
-    return f"SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}" if file.is_file() else "missing"
+    return _digest(file.read_bytes()) if file.is_file() else "missing"
+
+
+def _digest(content: bytes) -> str:
+    return f"SHA-256 {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def check_same_data(loaded: LoadedPairs) -> None:
+    """Refuse ranks that read other files, as ranks on other machines may. A collective.
+
+    Args:
+        loaded: What this rank has read.
+
+    Raises:
+        ValueError: As :func:`check_agreement`.
+    """
+    tokens = repr([(group.prompt_ids, group.positives, group.negatives) for group in loaded.groups])
+    check_agreement(
+        "data",
+        {
+            f"--data {loaded.file}": f"SHA-256 {loaded.sha256[:16]}",
+            f"pairs in tokens of --tokenizer {loaded.tokenizer.name}": _digest(tokens.encode()),
+        },
+    )
 
 
 def check_same_weights(model: Any, dtype: str) -> None:

@@ -2,8 +2,9 @@
 
 A rank that fails says so in the store of the group before it leaves. The connections of the others break off, or their
 collectives time out; they cannot be told to stop waiting. So each looks for what others have said, and at their beats:
-every rank counts up in the store while its process lives. One without a beat has ended; one that beats and says nothing
-hangs in something of its own. Rank 0 says what there is to say.
+every rank counts up in the store while its process lives, and says where it is once another has failed. One without a
+beat has ended; one that beats and says nothing hangs in something of its own. Where all have lost each other, it shows
+from where they were who called a collective that others did not. Rank 0 says what there is to say.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from verify.sharded import whereabouts
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -26,6 +29,8 @@ BEAT_S = 0.3
 DEAD_S = 3.0
 """Without a beat for so long a process has ended, or was stopped."""
 _BETWEEN_LOOKS_S = 0.05
+_MOST_PLACES = 4
+"""Ranks of which a message says where they were."""
 _BROKEN = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting")
 """What is in the message of a collective that broke off."""
 
@@ -78,6 +83,11 @@ class Board:
 
         self._rank, self._world_size = rank, world_size
         self._store = PrefixStore("board", store)
+        self._step = ""
+
+    def enter(self, step: str) -> None:
+        """Remember what this rank does, for the case that it is lost there."""
+        self._step = step
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -85,11 +95,14 @@ class Board:
         stop = threading.Event()
         # Of its own: while one call waits on a connection, no other gets through.
         store = self._store.clone()  # type: ignore[attr-defined]
+        watched = threading.get_ident()
 
         def beat() -> None:
             try:
                 while not stop.wait(BEAT_S):
                     store.add(f"beat {self._rank}", 1)
+                    if store.add("count", 0) and not store.check([f"answer {self._rank}"]):
+                        store.set(f"place {self._rank}", self._place(whereabouts.of_thread(watched)))
             except RuntimeError:  # whoever kept the store has gone
                 return
 
@@ -119,8 +132,10 @@ class Board:
             return
         try:
             own = _Answer(self._store.add("count", 1), _kind(error), one_line(error))
+            self._store.set(f"place {self._rank}", self._place(whereabouts.of_error(error)))
             self._store.set(f"answer {self._rank}", f"{own.order} {own.kind} {own.text}")
             answers, dead = self._wait(own)
+            places = self._places()
             if self._rank == 0:
                 time.sleep(ALIKE_S / 2)  # whoever keeps the store leaves last: others read what it holds
         except RuntimeError as gone:
@@ -128,13 +143,23 @@ class Board:
                 f"rank 0 of {self._world_size}, which keeps the store of the group, is gone; rank {self._rank} "
                 f"noticed: {one_line(error)}"
             ) from gone
-        message, kind = self._cause(answers, dead, own)
+        message, kind = self._cause(answers, dead, own, places)
         if self._rank and 0 in answers:
             raise SaidByRank0Error(message, 2 if kind == "input" else 3) from error
         if message != own.text:
             raise (RankInputError if kind == "input" else RankLostError)(message) from error
 
-    def _cause(self, answers: dict[int, _Answer], dead: list[int], own: _Answer) -> tuple[str, str]:
+    def _place(self, where: str) -> str:
+        return f"{where}, in step {self._step}" if self._step and where else where
+
+    def _places(self) -> dict[int, str]:
+        """Where ranks were when one failed, as far as they have said."""
+        keys = {rank: f"place {rank}" for rank in range(self._world_size)}
+        return {rank: self._store.get(key).decode() for rank, key in keys.items() if self._store.check([key])}
+
+    def _cause(
+        self, answers: dict[int, _Answer], dead: list[int], own: _Answer, places: dict[int, str]
+    ) -> tuple[str, str]:
         """What ended the run, and what kind of failure it was."""
         of = f"of {self._world_size}"
         causes = {rank: answer for rank, answer in answers.items() if answer.is_cause}
@@ -143,15 +168,22 @@ class Board:
             cause = causes[first]
             alike = len(causes) == self._world_size and len({answer.text for answer in causes.values()}) == 1
             return cause.text if alike else f"rank {first} {of}: {cause.text}", cause.kind
+        were = "".join(f"; rank {rank} was {place}" for rank, place in list(places.items())[:_MOST_PLACES] if place)
         noticed = f"rank {self._rank} noticed: {own.text}"
         if dead:
             return f"{_ranks(dead)} {of} ended without a word; {noticed}", "error"
         silent = [rank for rank in range(self._world_size) if rank not in answers]
         if silent:
             verb = "hangs" if len(silent) == 1 else "hang"
-            return f"{_ranks(silent)} {of} {verb}, and gave no answer for {ANSWER_S:g} s; {noticed}", "error"
+            return f"{_ranks(silent)} {of} {verb}, and gave no answer for {ANSWER_S:g} s{were}; {noticed}", "error"
         first = min(answers, key=lambda rank: answers[rank].order)
-        return f"the ranks lost each other; rank {first} {of} noticed first: {answers[first].text}", "error"
+        apart = (
+            " in different places (a collective that not all of them call?)" if len(set(places.values())) > 1 else ""
+        )
+        return (
+            f"the ranks lost each other{apart}{were}; rank {first} noticed first: {answers[first].text}",
+            "error",
+        )
 
     def _wait(self, own: _Answer) -> tuple[dict[int, _Answer], list[int]]:
         """What ranks have answered, and which have ended, as soon as that says what ended the run."""

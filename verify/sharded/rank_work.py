@@ -14,9 +14,10 @@ from verify.frozen_policy import CachedLogps
 from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel
 from verify.passes import reference_logps
+from verify.returned_values import backward_done, check_logps, check_loss
 from verify.sharded.board import is_broken_collective
 from verify.slots import count_slots
-from verify.subject import Subject, SubjectError, backward_done, check_logps, check_loss, owns_loss, said_by
+from verify.subject import Subject, SubjectError, owns_loss, said_by
 from verify.subjects.oracle import apply_objective
 from verify.subjects.sharded import RankWork
 from verify.supervised_values import supervised_logps

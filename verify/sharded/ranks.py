@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -94,7 +94,7 @@ def _number(name: str, value: str) -> int:
 
 
 @contextmanager
-def process_group(place: RankPlace, timeout_s: float) -> Iterator[None]:
+def process_group(place: RankPlace, timeout_s: float) -> Iterator[Callable[[str], None]]:
     """The default process group, for as long as the context is open: gloo on the CPU, NCCL beside it on CUDA.
 
     What one rank raises inside ends all ranks: each learns within the timeout which rank was the first to fail, or
@@ -105,7 +105,7 @@ def process_group(place: RankPlace, timeout_s: float) -> Iterator[None]:
         timeout_s: How long a collective waits for the slowest rank.
 
     Yields:
-        Nothing.
+        A function that is told what this rank does next, for the message if it is lost there.
 
     Raises:
         ValueError: The port is in use; or RankInputError, where another rank raised a ValueError.
@@ -123,7 +123,7 @@ def process_group(place: RankPlace, timeout_s: float) -> Iterator[None]:
 
                 torch.cuda.set_device(place.device)
             _form(dist, place, store, timeout_s)
-            yield
+            yield board.enter
         except Exception as error:
             board.raise_for_all(error)
             raise

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Literal, cast
 
-from reports.record_setting import Environment
+from reports.record_setting import DataRecord, Environment
 from reports.sharded_record import (
     CheckRecord,
     HarmlessRecord,
@@ -41,6 +41,7 @@ class ShardedFacts:
         backend: Of torch.distributed.
         started_by: Who started the ranks.
         total_s: Wall time.
+        data: Of real pairs; None where there were none.
         notes: What a reader must know.
     """
 
@@ -50,6 +51,7 @@ class ShardedFacts:
     backend: str
     started_by: Literal["local ranks", "environment"]
     total_s: float
+    data: DataRecord | None
     notes: Sequence[str]
 
 
@@ -127,9 +129,7 @@ def record_sharded(request: ShardedRequest, outcome: ShardedOutcome, facts: Shar
         precisions=[
             PrecisionRecord(name=cast(PrecisionName, name), **asdict(PRECISIONS[name])) for name in request.precisions
         ],
-        cases=[
-            case_record(case) for case in {scenario.case.name: scenario.case for scenario in request.scenarios}.values()
-        ],
+        cases=[case_record(case) for case in request.cases],
         scenarios=[
             ScenarioRecord(name=s.name, case=s.case.name, micro_size=s.micro_size, reference=s.reference)
             for s in request.scenarios
@@ -158,6 +158,7 @@ def record_sharded(request: ShardedRequest, outcome: ShardedOutcome, facts: Shar
             for each in outcome.harmless
         ],
         policy=request.policy.model_dump(),
+        data=facts.data,
         seeds={"weights": request.model.seed, "adapters": request.model.seed + 1, "passes": request.seed},
         notes=list(facts.notes),
         total_s=facts.total_s,
@@ -175,7 +176,7 @@ def _parity_record(result: ParityResult) -> ParityRecord:
         groups_of_ranks=list(result.groups_of_ranks),
         dummies_of_ranks=list(result.dummies_of_ranks),
         num_compared=result.num_compared,
-        worst_ratio=max((judgement.ratio for _, judgement in result.judgements), default=None),
+        worst_ratio=max((j.ratio for _, j in result.judgements if j.measured is not None), default=None),
         held=[
             HeldRecord(against=against, judgement=judgement_record(judgement))
             for against, judgement in result.judgements

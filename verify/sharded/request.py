@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verify.groups import check_token_ids
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
@@ -13,14 +14,18 @@ from verify.models.request import ModelRequest, has_rotary_positions, requested_
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.sharded.ranks import RankPlace
 from verify.sharded.run import ShardedRequest
-from verify.sharded.scenarios import DEFAULT_PRECISIONS, PRECISIONS, default_scenarios, named_scenarios
+from verify.sharded.scenarios import DEFAULT_PRECISIONS, PRECISIONS, default_scenarios, named_scenarios, real_scenarios
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.tolerance import load_policy
 
+if TYPE_CHECKING:
+    from verify.data.load import LoadedPairs
+
 QUICK_SUBJECTS = ("split", "dense-sdpa", "split/block-diagonal")
 """Of our own subjects one that masks nothing away, one that masks, and one for examples."""
+_OF_EXAMPLES = ("split/block-diagonal",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,10 @@ class ShardedOptions:
     precisions: tuple[str, ...]
     cases: tuple[str, ...]
     full: bool
+    data: Path | None
+    tokenizer: Path | None
+    pairs: int | None
+    max_tokens: int | None
     seed: int
     policy: Path | None
 
@@ -43,7 +52,7 @@ class ShardedOptions:
         return self.model.lower() in TINY_CONFIGS or self.model.lower().startswith(TINY_PREFIX)
 
 
-def prepare(options: ShardedOptions, place: RankPlace) -> ShardedRequest:
+def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, LoadedPairs | None]:
     """Turn options into a request; everything that can be wrong with them is found here.
 
     Args:
@@ -51,7 +60,7 @@ def prepare(options: ShardedOptions, place: RankPlace) -> ShardedRequest:
         place: Where this rank stands.
 
     Returns:
-        The request, the same on every rank but for the device.
+        The request, the same on every rank but for the device; and the real pairs where some were asked for.
 
     Raises:
         ValueError: An option is wrong, or the model does not fit; the message says what would be right.
@@ -67,7 +76,10 @@ def prepare(options: ShardedOptions, place: RankPlace) -> ShardedRequest:
     )
     config = requested_config(model)
     vocab_size = vocabulary_size(model)
-    if options.cases:
+    loaded = _real_pairs(options, vocab_size, place.world_size)
+    if loaded is not None:
+        scenarios = real_scenarios(loaded.groups, place.world_size)
+    elif options.cases:
         scenarios = named_scenarios(options.cases, vocab_size, options.seed, place.world_size)
     else:
         scenarios = default_scenarios(vocab_size, options.seed, place.world_size, full=options.full)
@@ -78,7 +90,7 @@ def prepare(options: ShardedOptions, place: RankPlace) -> ShardedRequest:
     variations = default_variations(place.device)
     if not has_rotary_positions(config):
         variations = tuple(name for name in variations if not VARIATIONS[name].positions_run_on)
-    return ShardedRequest(
+    request = ShardedRequest(
         model=model,
         precisions=precisions,
         subjects=_subjects(options),
@@ -87,6 +99,23 @@ def prepare(options: ShardedOptions, place: RankPlace) -> ShardedRequest:
         variations=variations,
         seed=options.seed,
     )
+    return request, loaded
+
+
+def _real_pairs(options: ShardedOptions, vocab_size: int, world_size: int) -> LoadedPairs | None:
+    if options.data is None or options.tokenizer is None:
+        return None
+    from verify.data.load import load_pairs  # imports tokenizers, which other runs do without
+
+    return load_pairs(
+        options.data,
+        options.tokenizer,
+        num_pairs=options.pairs,
+        seed=options.seed,
+        max_tokens=options.max_tokens,
+        vocab_size=vocab_size,
+        by_default=2 * world_size + 1,
+    )
 
 
 def _subjects(options: ShardedOptions) -> tuple[Subject, ...]:
@@ -94,4 +123,4 @@ def _subjects(options: ShardedOptions) -> tuple[Subject, ...]:
         return tuple(select_subject(name) for name in dict.fromkeys(options.subjects))
     if options.backends or options.full:
         return default_subjects(options.backends, full=True)
-    return tuple(select_subject(name) for name in QUICK_SUBJECTS)
+    return tuple(select_subject(name) for name in QUICK_SUBJECTS if options.data is None or name not in _OF_EXAMPLES)

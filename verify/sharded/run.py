@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from verify.cases import Case
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, mixed_sum
@@ -58,6 +59,11 @@ class ShardedRequest:
     seed: int
     faults: tuple[ShardedFault, ...] = FAULTS
     harmless: tuple[HarmlessChange, ...] = HARMLESS
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The cases of the scenarios, each once."""
+        return tuple({scenario.case.name: scenario.case for scenario in self.scenarios}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +166,7 @@ class _OfPrecision:
         request = self._request
         return measure_yardsticks(
             holder,
-            list({scenario.case.name: scenario.case for scenario in request.scenarios}.values()),
+            request.cases,
             request.subjects,
             dtype=self._dtype,
             objective=Preference(),

@@ -27,16 +27,19 @@ class Scenario:
         micro_size: Most groups of a micro-batch.
         reference: The frozen policy of a preference objective: the model with its adapters off, or values that were
             computed before and stand beside the data.
+        label: Its own name, of a case that is run in several ways; "" for that of the case.
     """
 
     case: Case
     micro_size: int
     reference: ShardedReference = "adapters-off"
+    label: str = ""
 
     @property
     def name(self) -> str:
         """Of the case, and of the frozen policy where it is not the usual one."""
-        return self.case.name if self.reference == "adapters-off" else f"{self.case.name}/{self.reference}"
+        name = self.label or self.case.name
+        return name if self.reference == "adapters-off" else f"{name}/{self.reference}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,20 +124,71 @@ def probed_scenario(vocab_size: int, seed: int, world_size: int) -> Scenario:
     return Scenario(case=case, micro_size=2)
 
 
-def unlike_round(probed: Scenario) -> Scenario:
-    """The probed case with one micro-batch on each rank: of three pairs on the first, of two on every other.
+def unlike_round(probed: Scenario, world_size: int) -> Scenario:
+    """The probed case with one micro-batch on each rank: of two ranks one of three pairs beside one of two.
 
-    There no micro-batch stands beside one of another size, so that a subject whose loss asks other ranks for their
-    counts, and counts a round wrongly, would be right by chance.
+    Elsewhere a micro-batch may stand beside others of its size only, so that a subject whose loss asks other ranks for
+    their counts, and counts a round wrongly, would be right by chance.
 
     Args:
         probed: The scenario that is probed.
+        world_size: Number of ranks.
 
     Returns:
         The scenario.
     """
-    case = replace(probed.case, name=UNLIKE_ROUND, why="ranks whose micro-batches of one round are of other sizes")
-    return Scenario(case=case, micro_size=3)
+    return replace(probed, micro_size=_most_of_a_rank(len(probed.case.groups), world_size), label=UNLIKE_ROUND)
+
+
+def _most_of_a_rank(num_groups: int, world_size: int) -> int:
+    return -(-num_groups // world_size)
+
+
+def real_scenarios(groups: Sequence[PreferenceGroup], world_size: int) -> tuple[Scenario, ...]:
+    """Real pairs in batches of up to two for each rank and one more.
+
+    The first batch is the one that is probed, so its ranks have uneven numbers of pairs: of six pairs and two ranks
+    five are in it, of four three.
+
+    Args:
+        groups: The pairs, in the order of the data.
+        world_size: Number of ranks.
+
+    Returns:
+        The first batch over a frozen policy that is run, over one that is cached, and in one round; then the others.
+
+    Raises:
+        ValueError: No more pairs than ranks.
+    """
+    if len(groups) <= world_size:
+        raise ValueError(
+            f"{len(groups)} pairs over {world_size} ranks: some rank has to have more than another, and several; "
+            f"give --pairs {2 * world_size + 1}, or at least {world_size + 1}"
+        )
+    most = 2 * world_size + 1
+    first = min(most, len(groups)) - (len(groups) < most and len(groups) % world_size == 0)
+    starts = [0, *range(first, len(groups), most)]
+    batches = [groups[start:stop] for start, stop in zip(starts, [*starts[1:], len(groups)], strict=True)]
+    cases = [
+        Case(name=f"real-pairs-{number}", why=f"real pairs {_sources(batch)}", groups=tuple(batch))
+        for number, batch in enumerate(batches)
+    ]
+    probed = Scenario(case=cases[0], micro_size=_uneven_size(_most_of_a_rank(first, world_size)))
+    return (
+        probed,
+        replace(probed, reference="cached"),
+        unlike_round(probed, world_size),
+        *(Scenario(case=case, micro_size=2) for case in cases[1:]),
+    )
+
+
+def _uneven_size(count: int) -> int:
+    """The smallest size, from two on, that leaves a smaller last micro-batch; 1 where there is none."""
+    return next((size for size in range(2, count) if count % size), 1)
+
+
+def _sources(groups: Sequence[PreferenceGroup]) -> str:
+    return ", ".join(group.source for group in groups)
 
 
 def default_scenarios(vocab_size: int, seed: int, world_size: int, *, full: bool) -> tuple[Scenario, ...]:
@@ -152,7 +206,7 @@ def default_scenarios(vocab_size: int, seed: int, world_size: int, *, full: bool
     """
     cases = {case.name: case for case in tiny_cases(vocab_size, seed)}
     probed = probed_scenario(vocab_size, seed, world_size)
-    scenarios = [probed, replace(probed, reference="cached"), unlike_round(probed)]
+    scenarios = [probed, replace(probed, reference="cached"), unlike_round(probed, world_size)]
     scenarios += [Scenario(case=cases[name], micro_size=size) for name, size in _MICRO_SIZES.items()]
     if full:
         scenarios += [Scenario(case=cases[name], micro_size=1) for name in _ONLY_IN_FULL]

@@ -16,10 +16,11 @@ from reports.sharded_record import ShardedRecord
 from reports.sharded_store import SHARDED_FILES, sharded_json, write_sharded
 from reports.sharded_terminal import print_sharded
 from reports.store import discard_results
+from verify.check_cases import data_record
 from verify.cli.results import written_and_shown
 from verify.environment import read_environment
 from verify.garbage import seldom_collected
-from verify.sharded.agreement import check_same_start
+from verify.sharded.agreement import check_same_data, check_same_start
 from verify.sharded.checks import CHECKS
 from verify.sharded.observe import all_gathered
 from verify.sharded.ranks import RankPlace
@@ -58,7 +59,9 @@ def run_session(
         ValueError: Options that are wrong, or ranks that disagree.
     """
     check_same_start(arguments, place.device)
-    request = prepare(options, place)
+    request, loaded = prepare(options, place)
+    if loaded is not None:
+        check_same_data(loaded)
     if out is not None and place.rank == 0:
         discard_results(out, SHARDED_FILES)  # an interrupted run must not leave the results of another behind
     steps, total = count(), _num_steps(request)
@@ -72,6 +75,7 @@ def run_session(
         backend=str(dist.get_backend()),
         started_by="local ranks" if started_here else "environment",
         total_s=time.perf_counter() - started,
+        data=None if loaded is None else data_record(loaded, request.cases),
         notes=[*_notes(place), *_not_planted(request, outcome)],
     )
     return record_sharded(request, outcome, facts)

@@ -10,6 +10,17 @@ from typing import Any
 
 import pytest
 
+from reports.sharded_record import (
+    AGAINST,
+    CheckRecord,
+    HeldRecord,
+    ParityRecord,
+    PlantedFaultRecord,
+    PrecisionRecord,
+    ScenarioRecord,
+    ShardedRecord,
+)
+from reports.sharded_store import write_sharded
 from reports.store import RecordError
 from verify.cost.parity_evidence import EvidenceError, MeasuredSubject, ParityFile, cite, read_parity
 
@@ -94,6 +105,84 @@ def test_the_number_of_a_gpu_is_no_difference(parity: ParityFile, measured: Meas
     assert cite(there, replace(measured, environment=second), ["split"])
 
 
+def test_how_far_adapters_have_moved_is_no_difference(parity: ParityFile, measured: MeasuredSubject) -> None:
+    lora = {**measured.model.lora, "strength": 0.7}
+    assert cite(parity, replace(measured, model=changed(measured.model, lora=lora)), ["split"])
+
+
 def test_no_record_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"holds no record\.json"):
+        read_parity(tmp_path)
+
+
+@pytest.fixture
+def sharded(parity: ParityFile, tmp_path: Path) -> ParityFile:
+    """A sharded run on the same model, as it is read again: one batch of pairs, and one of examples."""
+    record = parity.record
+    judgement = next(j for r in record.results for j in r.judgements if j.verdict == "PASS")
+    held = [HeldRecord(against=against, judgement=judgement) for against in AGAINST]
+    ran = ParityRecord(
+        scenario="real-pairs-0", subject="split", precision="float32", verdict="PASS", reasons=[], micro_size=2,
+        groups_of_ranks=[3, 2], dummies_of_ranks=[0, 0], num_compared=3 * judgement.num_compared,
+        worst_ratio=judgement.measured / judgement.budget, held=held,
+    )  # fmt: skip
+    examples = changed(ran, scenario="examples", subject="split/block-diagonal")
+    failed = CheckRecord(
+        check="clip", precision="float32", subject="split", verdict="FAIL", num_compared=1, ratio=9.0, worst="norm"
+    )
+    planted = PlantedFaultRecord(fault="x", what="y", precision="float32", caught_by=["clip"], checks=[failed])
+    pairs = changed(record.cases[0], name="real-pairs-0")
+    of_examples = changed(
+        pairs,
+        name="examples",
+        objective="sft-token-mean",
+        groups=[changed(group, negatives=[], supervised=None) for group in pairs.groups],
+    )
+    written = ShardedRecord(
+        schema_version=1, tool_version=record.tool_version, created_utc="2026", command=[], verdict="PASS", reasons=[],
+        world_size=2, backend="gloo", started_by="local ranks", environment=record.environment, model=record.model,
+        precisions=[PrecisionRecord(name="float32", weights="float32", computes="float32", reduces="float32")],
+        cases=[pairs, of_examples], subjects=[], parity=[ran, examples], checks=[], planted=[planted], harmless=[],
+        scenarios=[ScenarioRecord(name=name, case=name, micro_size=2, reference="adapters-off")
+                   for name in ("real-pairs-0", "examples")],
+        policy={}, seeds={}, notes=[], total_s=1.0,
+    )  # fmt: skip
+    write_sharded(written, tmp_path)
+    return read_parity(tmp_path)
+
+
+def test_a_run_on_ranks_cites_what_was_judged_on_ranks(sharded: ParityFile, measured: MeasuredSubject) -> None:
+    cited = cite(sharded, replace(measured, num_ranks=4), ["split"])["split"]
+    (result, _) = sharded.record.parity  # type: ignore[union-attr]
+    assert (cited.world_size, cited.cases, cited.num_compared) == (2, 1, result.num_compared)
+    assert cited.record_sha256 == hashlib.sha256(sharded.path.read_bytes()).hexdigest()
+
+
+def test_what_was_judged_in_one_process_is_no_evidence_for_ranks_nor_the_other_way_round(
+    parity: ParityFile, sharded: ParityFile, measured: MeasuredSubject
+) -> None:
+    with pytest.raises(EvidenceError, match=r"its sharding is FSDP2 over 2 ranks, that of this run is none.* check "):
+        cite(sharded, measured, ["split"])
+    with pytest.raises(EvidenceError, match=r"its sharding is none, .* sharded --ranks 2 .*--subject split --out DIR"):
+        cite(parity, replace(measured, num_ranks=2), ["split"])
+
+
+def test_of_a_sharded_record_only_what_ran_under_the_objective_counts(
+    sharded: ParityFile, measured: MeasuredSubject
+) -> None:
+    on_ranks = replace(measured, num_ranks=2)
+    with pytest.raises(EvidenceError, match="split/block-diagonal in float32 is not in it"):
+        cite(sharded, on_ranks, ["split/block-diagonal"])
+    with pytest.raises(EvidenceError, match="subject split in bfloat16 is not in it"):
+        cite(sharded, replace(on_ranks, dtype="bfloat16"), ["split"])
+    with pytest.raises(EvidenceError, match="its objective is sft-token-mean, sigmoid, that of this run is ipo"):
+        cite(sharded, replace(on_ranks, objective="ipo"), ["split"])
+    with pytest.raises(EvidenceError, match="its version of torch is"):
+        cite(sharded, another_torch(on_ranks), ["split"])
+
+
+def test_a_folder_with_two_records_is_not_guessed_about(tmp_path: Path) -> None:
+    for name in ("record.json", "sharded.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(RecordError, match=r"holds record\.json and sharded\.json: name the file"):
         read_parity(tmp_path)

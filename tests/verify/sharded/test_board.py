@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from verify.sharded import board
+from verify.sharded import board, whereabouts
 from verify.sharded.board import Board, RankInputError, RankLostError, SaidByRank0Error
 from verify.subject import SubjectError
 
@@ -93,7 +93,8 @@ def test_a_rank_that_ended_without_a_word_is_named_and_one_that_waits_is_not() -
 
 def test_a_rank_that_lives_and_says_nothing_hangs() -> None:
     first, _, third = raised_by(TIMED_OUT, HANGS, TIMED_OUT)
-    assert str(first).startswith("rank 1 of 3 hangs, and gave no answer for 1 s; rank 0 noticed")
+    assert str(first).startswith("rank 1 of 3 hangs, and gave no answer for 1 s; rank 1 was at test_board.py:")
+    assert "; rank 0 noticed: " in str(first)
     assert isinstance(third, SaidByRank0Error)
     assert third.status == 3
 
@@ -104,7 +105,38 @@ def test_several_ranks_that_say_nothing_are_all_named() -> None:
 
 def test_ranks_that_all_lost_each_other_name_the_first_to_notice() -> None:
     first, _ = raised_by(CLOSED, TIMED_OUT, after_s=(0.0, 0.3))
-    assert str(first).startswith("the ranks lost each other; rank 0 of 2 noticed first")
+    assert str(first).startswith("the ranks lost each other; rank 0 noticed first")
+
+
+def test_ranks_in_different_collectives_are_named_with_the_line_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whereabouts, "of_error", lambda error: f"in {error.__notes__[0]} at mine.py:3 (loss)")
+    lone, waits = RuntimeError(str(TIMED_OUT)), RuntimeError(str(CLOSED))
+    lone.add_note("all_reduce")
+    waits.add_note("all_gather")
+    first, _ = raised_by(lone, waits)
+    assert str(first).startswith(
+        "the ranks lost each other in different places (a collective that not all of them call?); "
+        "rank 0 was in all_reduce at mine.py:3 (loss); rank 1 was in all_gather at mine.py:3 (loss); "
+    )
+
+
+def spots(*modules: str) -> list[whereabouts.Spot]:
+    """Calls of a stack, outermost first; functions are named after their modules."""
+    return [whereabouts.Spot(name, f"/x/{name}.py", line, f"of_{name}") for line, name in enumerate(modules)]
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        (["runpy", "__main__", "verify.cli", "mine", "torch.nn"], "at mine.py:3 (of_mine)"),
+        (["verify.run", "mine", "torch.distributed.distributed_c10d", "torch.distributed.work"],
+         "in of_torch.distributed.distributed_c10d at mine.py:1 (of_mine)"),
+        (["verify.run", "torch.distributed.fsdp"], "in of_torch.distributed.fsdp at verify.run.py:0 (of_verify.run)"),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_where_a_rank_is_is_the_line_of_users_code_that_called_the_collective(modules: list[str], words: str) -> None:
+    assert whereabouts.in_words(spots(*modules)) == words
 
 
 def test_a_rank_alone_is_not_named() -> None:

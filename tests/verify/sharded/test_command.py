@@ -57,11 +57,11 @@ def test_an_honest_step_passes_with_status_0_on_all_ranks(
     assert (record.world_size, record.backend, record.started_by) == (2, "gloo", "local ranks")
 
 
-def test_the_report_is_shown_once_and_written_in_three_forms(
+def test_the_report_is_shown_once_and_written_in_four_forms(
     ran: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
     assert ran[0].stdout.count("PASS  sharded parity:") == 1
-    assert sorted(path.name for path in ran[1].iterdir()) == ["sharded.html", "sharded.json", "sharded.md"]
+    assert sorted(path.name for path in ran[1].iterdir()) == ["junit.xml", "sharded.html", "sharded.json", "sharded.md"]
 
 
 def test_what_is_read_is_what_was_written(record: ShardedRecord) -> None:
@@ -124,6 +124,9 @@ def test_dummy_calls_leave_every_bit_of_the_gradients(record: ShardedRecord) -> 
         ({"device": "tpu"}, "--device tpu: give cpu, or cuda"),
         ({"subject": ["splitt"]}, "unknown subject 'splitt'"),
         ({"model": "qwen4"}, "qwen4"),
+        ({"pairs": 5}, "--pairs goes with --data FILE"),
+        ({"data": Path(__file__)}, "--data needs --tokenizer DIR"),
+        ({"data": Path(__file__), "tokenizer": Path(__file__).parent, "case": ["balanced"]}, "give --data or --case"),
     ],
 )
 def test_wrong_options_are_refused_before_any_rank_is_started(

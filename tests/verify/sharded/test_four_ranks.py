@@ -1,9 +1,11 @@
-"""Four ranks, and subjects of users': forked from one process that has loaded everything, so that it is loaded once."""
+"""Four ranks, subjects of users', and real pairs: forked from one process that has loaded everything, once for all."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.distributed.tensor import DTensor
 
+from reports.record_setting import DataRecord
+from verify.check_cases import data_record
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
+from verify.sharded.agreement import check_same_data
 from verify.sharded.faults import FAULTS
 from verify.sharded.ranks import RankPlace, _free_port, process_group
+from verify.sharded.request import ShardedOptions, prepare
 from verify.sharded.run import ShardedOutcome, ShardedRequest, run_sharded_parity
 from verify.sharded.scenarios import named_scenarios
 from verify.subjects.selection import select_subject
@@ -26,6 +33,7 @@ from verify.verdict import Verdict
 NUM_RANKS = 4
 OF_USERS = Path(__file__).parents[1] / "third_party_subjects.py"
 SUBJECTS = ("split", f"{OF_USERS}:ByHand", f"{OF_USERS}:OwnLoss", f"{OF_USERS}:OffByOnePredictor", "split/two-pass")
+PLANTED_IN_REAL = ("local-denominators", "cached-reference-by-local-index", "dropped-last-batch")
 PLANTED = ("clip-over-local-shard", "dummy-call-times-zero", "mean-of-rank-means")
 
 
@@ -54,10 +62,46 @@ class CountsRounds:
         return SimpleNamespace(loss=of_pairs.sum() / num_groups.squeeze(), rewards=rewards)
 
 
-def run_rank(rank: int, port: int, outcomes: Any) -> None:
+def write_pairs(folder: Path) -> Path:
+    """Pairs of plain text, one too long, and a tokenizer of one token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "!"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    rows = [
+        {"prompt": "why? " * number, "chosen": "y" * (12 - number), "rejected": "because" * (number % 4 + 1)}
+        for number in range(1, 12)
+    ]
+    rows.append({"prompt": "long", "chosen": "x" * 200, "rejected": "n"})
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def real_options(folder: Path) -> ShardedOptions:
+    return ShardedOptions(
+        model="tiny", layers=1, subjects=("split",), backends=(), precisions=("float32",), cases=(), full=False,
+        data=folder / "pairs.jsonl", tokenizer=folder, pairs=11, max_tokens=150, seed=0, policy=None,
+    )  # fmt: skip
+
+
+def run_real_pairs(place: RankPlace, folder: Path) -> tuple[ShardedOutcome, DataRecord]:
+    request, loaded = prepare(real_options(folder), place)
+    assert loaded is not None
+    check_same_data(loaded)
+    few = replace(
+        request, variations=("eager",), harmless=(), faults=tuple(f for f in FAULTS if f.name in PLANTED_IN_REAL)
+    )
+    outcome = run_sharded_parity(few, lambda text: None)
+    return replace(outcome, model=None), data_record(loaded, request.cases)  # type: ignore[arg-type]
+
+
+def run_rank(rank: int, port: int, folder: Path, outcomes: Any) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HF_HUB_OFFLINE": "1"}
-    with process_group(RankPlace(rank, NUM_RANKS, rank), 300.0):
+    place = RankPlace(rank, NUM_RANKS, rank)
+    with process_group(place, 300.0):
         request = ShardedRequest(
             model=ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3)),
             precisions=("float32",),
@@ -70,23 +114,30 @@ def run_rank(rank: int, port: int, outcomes: Any) -> None:
             harmless=(),
         )
         outcome = run_sharded_parity(request, lambda text: None)
+        of_real = run_real_pairs(place, folder)
         if rank == 0:
-            outcomes.put((outcome.parity, outcome.findings, outcome.planted))
+            outcomes.put((replace(outcome, model=None), of_real))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def outcome() -> ShardedOutcome:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[ShardedOutcome, tuple[ShardedOutcome, DataRecord]]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([run_rank.__module__, "verify.sharded.run", "verify.subjects.selection"])
+    context.set_forkserver_preload([run_rank.__module__, "verify.sharded.request", "verify.data.tokenise"])
     outcomes, port = context.Queue(), _free_port()
-    ranks = [context.Process(target=run_rank, args=(rank, port, outcomes)) for rank in range(NUM_RANKS)]
+    folder = write_pairs(tmp_path_factory.mktemp("data"))
+    ranks = [context.Process(target=run_rank, args=(rank, port, folder, outcomes)) for rank in range(NUM_RANKS)]
     for rank in ranks:
         rank.start()
-    parity, findings, planted = outcomes.get(timeout=600)
+    found = outcomes.get(timeout=600)
     for rank in ranks:
         rank.join(60)
     assert [rank.exitcode for rank in ranks] == [0] * NUM_RANKS
-    return ShardedOutcome(parity=parity, findings=findings, planted=planted, harmless=(), model=None)  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def outcome(ran: tuple[ShardedOutcome, object]) -> ShardedOutcome:
+    return ran[0]
 
 
 def results(outcome: ShardedOutcome, subject: str) -> dict[str, Any]:
@@ -143,3 +194,21 @@ def test_a_step_that_runs_backward_itself_is_not_run(outcome: ShardedOutcome) ->
 def test_checks_pass_and_faults_are_caught_on_four_ranks(outcome: ShardedOutcome) -> None:
     assert {finding.check: finding.verdict for finding in outcome.findings if finding.verdict is not Verdict.PASS} == {}
     assert {planted.name: bool(planted.caught_by) for planted in outcome.planted} == dict.fromkeys(PLANTED, True)
+
+
+def test_real_pairs_are_judged_on_ranks_that_have_uneven_numbers_of_them(
+    ran: tuple[ShardedOutcome, tuple[ShardedOutcome, DataRecord]],
+) -> None:
+    real, data = ran[1]
+    found = {
+        result.scenario: (result.verdict, result.groups_of_ranks, result.dummies_of_ranks) for result in real.parity
+    }
+    assert found == {
+        "real-pairs-0": (Verdict.PASS, (3, 2, 2, 2), (0, 1, 1, 1)),
+        "real-pairs-0/cached": (Verdict.PASS, (3, 2, 2, 2), (0, 1, 1, 1)),
+        "unlike-in-one-round": (Verdict.PASS, (3, 2, 2, 2), (0, 0, 0, 0)),
+        "real-pairs-1": (Verdict.PASS, (1, 1, 0, 0), (0, 0, 1, 1)),
+    }  # fmt: skip
+    assert {finding.verdict for finding in real.findings} == {Verdict.PASS}
+    assert {planted.name: bool(planted.caught_by) for planted in real.planted} == dict.fromkeys(PLANTED_IN_REAL, True)
+    assert (data.rows_read, data.num_pairs, data.violations_by_reason) == (12, 11, {"over_max_tokens": 1})

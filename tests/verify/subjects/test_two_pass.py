@@ -88,7 +88,8 @@ class Claims:
 
 
 def test_backward_done_is_true_or_false() -> None:
-    from verify.subject import SubjectError, check_loss
+    from verify.returned_values import check_loss
+    from verify.subject import SubjectError
 
     loss, _ = check_loss(Claims(True), subject="mine", num_completions=2, differentiable=True)
     assert float(loss) == 1.0
