@@ -59,11 +59,14 @@ class PaperModel:
         training: How it is trained.
         dtype: Of its weights.
         device_type: "cpu" or "cuda": whose attention kernels run.
+
+    Raises:
+        ValueError: A config that is not one of a decoder.
     """
 
     def __init__(self, config: Any, training: Training, *, dtype: torch.dtype, device_type: str) -> None:
         self.config, self.training, self.dtype, self.device_type = config, training, dtype, device_type
-        self.depth = int(config.get_text_config().num_hidden_layers)
+        self.depth = _whole_number(config, "num_hidden_layers")
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._steps: dict[int, FakeStep] = {}
         self._optimizers: dict[int, OptimizerStep] = {}
@@ -72,8 +75,12 @@ class PaperModel:
 
     @property
     def num_positions(self) -> int:
-        """The longest sequence that the model is made for."""
-        return int(self.config.get_text_config().max_position_embeddings)
+        """The longest sequence that the model is made for.
+
+        Raises:
+            ValueError: The config does not say, so that it is none of a decoder with attention.
+        """
+        return _whole_number(self.config, "max_position_embeddings")
 
     @cached_property
     def state(self) -> ModelState:
@@ -172,6 +179,15 @@ class PaperModel:
             fake=self.fake,
             device_type=self.device_type,
         )
+
+
+def _whole_number(config: Any, name: str) -> int:
+    value = getattr(config.get_text_config(), name, None)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"model type {config.model_type}: {name} of its config is {value}: a decoder with attention is needed"
+        )
+    return value
 
 
 def _group(lengths: GroupLengths) -> PreferenceGroup:

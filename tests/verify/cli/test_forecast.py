@@ -89,6 +89,35 @@ def test_a_config_of_transformers_may_have_any_name(
         read_shape(config)
 
 
+def test_windows_on_a_cpu_are_forecast_without_terms_of_a_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = tmp_path / "windows.json"
+    windows.write_text(json.dumps({**SHAPE, "model_type": "mistral", "sliding_window": 8}), encoding="utf-8")
+    on_cpu = ("--device", "cpu", "--dtype", "float32", "--paths", "dense,split", "--json")
+    assert run(monkeypatch, "--model", str(windows), *SMALL, *on_cpu) == 0
+    dense, split = json.loads(capsys.readouterr().out)["paths"]
+    assert dense["terms"]
+    assert not split["terms"]
+    assert split["counted_flops"] < dense["counted_flops"]
+
+
+def test_models_that_are_no_decoders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model_type, message in (
+        ("t5", "max_position_embeddings of its config is None"),
+        ("bert", "cannot be followed on shapes"),
+    ):
+        config = tmp_path / f"{model_type}.json"
+        sizes = {name: SHAPE[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+        config.write_text(json.dumps({**sizes, "model_type": model_type, "architectures": ["A"], "num_heads": 4}))
+        assert run(monkeypatch, "--model", str(config), *SMALL, "--paths", "split") == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+
+
 def test_numbers_are_whole_on_any_terminal(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
