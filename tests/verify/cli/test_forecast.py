@@ -110,7 +110,9 @@ def test_models_that_are_no_decoders_are_refused(
         ("bert", "cannot be followed on shapes"),
     ):
         config = tmp_path / f"{model_type}.json"
-        sizes = {name: SHAPE[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+        sizes = {
+            name: SHAPE[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        }
         config.write_text(json.dumps({**sizes, "model_type": model_type, "architectures": ["A"], "num_heads": 4}))
         assert run(monkeypatch, "--model", str(config), *SMALL, "--paths", "split") == 2
         said = capsys.readouterr().err
