@@ -105,7 +105,7 @@ def block_mask(
     num_full, full = _listed(is_full)
     num_slots = forests[0].num_slots
     mask_mod = _mask_mod(forests, device) if window is None else _within(window, forests, device)
-    return BlockMask.from_kv_blocks(
+    mask = BlockMask.from_kv_blocks(
         num_partial.to(device),
         partial.to(device),
         num_full.to(device),
@@ -114,6 +114,8 @@ def block_mask(
         mask_mod=mask_mod,
         seq_lengths=(num_slots, num_slots),
     )
+    mask.ndim = len(mask.shape)  # type: ignore[attr-defined]  # transformers' GPT-2 asks before it hands a mask on
+    return mask
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:

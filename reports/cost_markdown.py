@@ -8,7 +8,7 @@ from reports import cost_overview as overview
 from reports.cost_record import CostRecord
 from reports.markdown import escape
 from reports.recorded_ratios import RECORDED_HELD_OUT
-from reports.words import setting
+from reports.words import plural, setting
 
 
 def render(record: CostRecord) -> str:
@@ -37,7 +37,7 @@ def _blocks(record: CostRecord) -> Iterable[str]:
     yield _table(overview.PATH_COLUMNS, overview.path_rows(record))
     for workload in record.workloads:
         yield f"## {escape(workload.name)}"
-        yield escape(f"{workload.source}; {workload.num_rounds} steps of each path, seed {workload.seed}")
+        yield escape(f"{workload.source}; {plural(workload.num_rounds, 'step')} of each path, seed {workload.seed}")
         yield _table(overview.FIGURE_COLUMNS, overview.figure_rows(workload))
         yield _table(overview.RATIO_COLUMNS, overview.ratio_rows(workload))
     if held_out := overview.held_out_rows(record):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from reports import cost_overview as overview
 from reports.cost_record import CostRecord
-from reports.words import printable
+from reports.words import plural, printable
 
 _COLUMNS = {
     "path": "path",
@@ -34,7 +34,9 @@ def print_cost(record: CostRecord, console: Console) -> None:
     """
     places = [overview.FIGURE_COLUMNS.index(column) for column in _COLUMNS.values()]
     for workload in record.workloads:
-        console.print(Text(printable(f"{workload.name}: {workload.source}; {workload.num_rounds} steps"), style="bold"))
+        console.print(
+            Text(printable(f"{workload.name}: {workload.source}; {plural(workload.num_rounds, 'step')}"), style="bold")
+        )
         rows = ([row[place] for place in places] for row in overview.figure_rows(workload))
         _print_table(tuple(_COLUMNS), rows, console)
     if held_out := overview.held_out_rows(record):

@@ -139,4 +139,6 @@ def closing_line(record: ShardedRecord) -> str:
 
 def title(record: ShardedRecord) -> str:
     """What was run."""
-    return f"{record.model.name}, {plural(record.world_size, 'rank')}, {', '.join(p.name for p in record.precisions)}"
+    trained = ", every weight trained" if record.model.train == "all" else ""
+    precisions = ", ".join(precision.name for precision in record.precisions)
+    return f"{record.model.name}{trained}, {plural(record.world_size, 'rank')}, {precisions}"

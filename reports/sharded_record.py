@@ -35,7 +35,7 @@ class ScenarioRecord(RecordPart):
     case: Text
     micro_size: Count
     """Most groups of a micro-batch."""
-    reference: Literal["adapters-off", "cached"]
+    reference: Literal["adapters-off", "separate-model", "cached"]
 
 
 class HeldRecord(RecordPart):

@@ -24,8 +24,6 @@ def refuse_what_does_not_go_together(options: CheckOptions) -> None:
     if options.shrink and options.out is None:
         raise ValueError("--shrink goes with --out DIR: that is where the reproduction is written")
     check_reference(options.train, options.frozen_policy)
-    if options.shrink and options.train != "lora":
-        raise ValueError(f"--shrink with --train {options.train}: a reproduction trains adapters")
     if options.reference not in (None, "adapters-off") and options.objective == REWARD_MODEL:
         raise ValueError(f"--reference {options.reference}: {REWARD_MODEL} has no frozen policy")
 
@@ -37,7 +35,8 @@ def check_routers(options: CheckOptions, config: Any, cases: Sequence[Case]) -> 
     if not experts_per_token(config):
         raise ValueError(
             f"--router-loss {options.router_loss}: a model of type {config.model_type} has no routers whose load "
-            "balancing loss the oracle knows; give a Qwen3-MoE, e.g. --model tiny-qwen3-moe"
+            "balancing loss the oracle knows, and nothing else would vouch for that of the unpacked path; give a "
+            "Qwen3-MoE, e.g. --model tiny-qwen3-moe"
         )
     if options.shrink:
         raise ValueError("--shrink with --router-loss: a reproduction has no router loss")

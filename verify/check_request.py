@@ -320,7 +320,7 @@ def _diagnoses(
 ) -> Diagnoses:
     from verify.diagnosis.run import Diagnoses, diagnose_failures
 
-    if prepared.options.train != "lora" or prepared.options.router_loss is not None:
+    if prepared.options.router_loss is not None:
         return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(

@@ -38,6 +38,7 @@ _WITH_NLL = ("rpo", "groupdpo-margin", "groupdpo-mpo", "groupdpo-softmax", "grou
 _SMALLEST_BETA, _LARGEST_BETA = 1e-4, 100.0
 _LARGEST_SMOOTHING = 0.45
 _ROBUST_SMOOTHING = 0.1
+_LARGEST_COEFFICIENT = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,15 @@ def _check_coefficient(router_aux_loss_coef: float) -> None:
         raise ValueError(
             f"router_aux_loss_coef is {router_aux_loss_coef}: it must be a positive number, or 0 for no router loss"
         )
+    _check_not_too_large("router_aux_loss_coef", router_aux_loss_coef)
+
+
+def _check_not_too_large(name: str, coefficient: float) -> None:
+    if coefficient > _LARGEST_COEFFICIENT:
+        raise ValueError(
+            f"{name} is {coefficient:g}: above {_LARGEST_COEFFICIENT:g} float32 cannot tell the rest of the loss from "
+            "rounding"
+        )
 
 
 def _settings_of_routers(router_aux_loss_coef: float) -> dict[str, str | float]:
@@ -211,6 +221,7 @@ def run_objective(
     """
     if router_loss is not None and not 0 < router_loss < math.inf:
         raise ValueError(f"router_loss is {router_loss}: it must be a positive number; leave it out for none")
+    _check_not_too_large("router_loss", router_loss or 0.0)
     if name not in COMPARING_NAMES:
         raise ValueError(f"unknown objective {name!r}: give one of {', '.join(COMPARING_NAMES)}")
     if name != REWARD_MODEL:

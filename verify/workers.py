@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from verify.subject import said_by
+from verify.parent_process import end_with_the_parent
 
 _Piece = TypeVar("_Piece")
 _Result = TypeVar("_Result")
@@ -163,7 +162,7 @@ def _serve(connection: Connection, pieces: Sequence[_Piece], work: Callable[[_Pi
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    _end_with_the_parent()
+    end_with_the_parent()
 
     def tell(kind: str, content: object) -> None:
         # By value: what multiprocessing would send of a tensor is a handle of shared memory.
@@ -181,18 +180,6 @@ def _serve(connection: Connection, pieces: Sequence[_Piece], work: Callable[[_Pi
             return
 
 
-def _end_with_the_parent() -> None:
-    """Leave no worker behind where the program is killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def _portable(error: BaseException) -> Exception:
     """The error, with its traceback as a note; as a WorkerError where it cannot be handed over."""
     note = f"In a worker process:\n{''.join(traceback.format_exception(error))}"
@@ -204,6 +191,8 @@ def _portable(error: BaseException) -> Exception:
                 return error
         except Exception:  # whatever its class does on pickling, or where it is read
             pass
+    from verify.subject import said_by  # not above: it loads torch, and work that needs none is shared here, too
+
     substitute = WorkerError(said_by(error))
     substitute.add_note(note)
     return substitute

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from packed_impl.flex import (
     _mask_mod,
@@ -17,6 +18,7 @@ from packed_impl.flex import (
 )
 from packed_impl.forest import Forest, attention_rule, padded
 from packed_impl.prefix_tree import prefix_forest
+from packed_impl.step import per_token_logps
 
 CPU = torch.device("cpu")
 
@@ -127,6 +129,14 @@ def test_flex_needs_a_block_mask() -> None:
     x = torch.zeros(1, 1, 2, 8)
     with pytest.raises(ValueError, match="needs a BlockMask, got NoneType"):
         flex_attention_forward(torch.nn.Identity(), x, x, x, None, scaling=1.0)
+
+
+def test_gpt2_which_asks_how_many_dimensions_its_mask_has_is_computed_as_with_sdpa(make_group: type) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=13, n_positions=16, n_embd=8, n_layer=1, n_head=2)).eval()
+    groups = [make_group((1, 2), ((3, 4),), ((5, 6, 7),))]
+    with torch.no_grad():
+        flex, dense = (torch.cat(per_token_logps(model, groups, backend=name)) for name in ("flex", "dense-sdpa"))
+    torch.testing.assert_close(flex, dense)
 
 
 def test_flex_refuses_mixed_dtypes_where_no_autocast_says_which_to_take() -> None:

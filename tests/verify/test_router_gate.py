@@ -18,6 +18,7 @@ from verify.cases import Case
 from verify.check_notes import notes_of
 from verify.check_request import CheckOptions, prepare_check
 from verify.faults.catalogue import mutation_named
+from verify.faults.kill_matrix import kill_of
 from verify.faults.routers import FAULTS
 from verify.gate import GateOutcome, GateRequest, Result, run_gate
 from verify.groups import PreferenceGroup
@@ -25,6 +26,8 @@ from verify.models.adapters import adapters_off
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, build_model
 from verify.objective import Preference, Sft, objective_named, run_objective
+from verify.packed_proof import summarise
+from verify.proof_of_life.router_coefficient import router_coefficient
 from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.oracle import observe_oracle
@@ -170,6 +173,24 @@ def test_a_subject_sees_the_coefficient_and_may_keep_its_balance_to_itself(short
     assert quantities["own-loss"] - quantities["silent"] == {"router_probs", "router_shares"}
 
 
+def test_the_least_error_of_the_coefficient_that_shows_is_a_blind_spot_and_no_larger(short_case: Case) -> None:
+    fault = mutation_named("routers-without-gradient")
+    planted = FaultySubject(mutation=fault)
+    (summary,) = summarise(gate([planted], [short_case]).results, [planted], ["float32"])
+    coefficient = OBJECTIVE.router_aux_loss_coef
+    (spot,) = router_coefficient([kill_of(fault, summary)], coefficient)
+    (least,) = re.findall(r"off by less than (\S+) %", spot.what)
+    subjects = []
+    for name, share in (("below", 0.7), ("above", 1.4)):
+        subjects.append(OwnLoss(off_by=share * float(least) / 100 * coefficient))
+        subjects[-1].name = name  # type: ignore[misc]
+    below, above = gate(subjects, [short_case]).results
+    assert [below.verdict, above.verdict] == [Verdict.PASS, Verdict.FAIL]
+    (not_planted,) = router_coefficient([], coefficient)
+    assert "was not measured" in not_planted.why
+    assert not [*router_coefficient([], 0.0)]
+
+
 class NoRouterLoss(OwnLoss):
     name, adds_router_loss = "no-router-loss", False
 
@@ -238,9 +259,9 @@ def test_a_case_whose_unpacked_forms_flip_proves_nothing_and_says_why(short_case
 # What is refused.
 
 
-@pytest.mark.parametrize("coefficient", [0.0, -0.001, float("nan"), float("inf")])
-def test_the_coefficient_is_positive_and_finite(coefficient: float) -> None:
-    with pytest.raises(ValueError, match=r"router_loss is .* positive number"):
+@pytest.mark.parametrize("coefficient", [0.0, -0.001, float("nan"), float("inf"), 1e300])
+def test_the_coefficient_is_positive_and_leaves_something_of_the_rest(coefficient: float) -> None:
+    with pytest.raises(ValueError, match=r"router_loss is .* (positive number|from rounding)"):
         run_objective("sigmoid", beta=0.1, label_smoothing=0.0, nll_weight=None, router_loss=coefficient)
 
 

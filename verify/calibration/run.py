@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from verify.calibration.summary import RunFacts, summarise
 from verify.environment import read_environment
 from verify.gate import Progress
 from verify.models.dtypes import DTYPES
+from verify.parent_process import end_with_the_parent
 from verify.tolerance import Policy, load_policy
 
 _DETERMINING = ("packparity", "torch", "transformers", "peft", "numpy")
@@ -160,24 +159,12 @@ def _measured(prepared: PreparedCalibration, numbers: Sequence[int]) -> Iterator
         return
     # Not forked: torch's threads do not survive that.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(prepared.options.jobs, mp_context=context, initializer=_end_with_the_parent) as pool:
+    with ProcessPoolExecutor(prepared.options.jobs, mp_context=context, initializer=end_with_the_parent) as pool:
         try:
             yield _in_order(pool, measure, numbers, ahead=4 * prepared.options.jobs)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _end_with_the_parent() -> None:
-    """Leave no worker behind, waiting for work, where the program is killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def watch() -> None:
-            parent.join()
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_order(

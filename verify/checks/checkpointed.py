@@ -26,6 +26,25 @@ class Recomputed:
 
 
 @contextmanager
+def training_mode(model: Any) -> Iterator[None]:
+    """Training mode; on leaving, every module has the mode that it had.
+
+    Args:
+        model: The model.
+
+    Yields:
+        Nothing.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.train()
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+@contextmanager
 def checkpointed(model: Any, *, use_reentrant: bool) -> Iterator[Recomputed]:
     """Training mode with gradient checkpointing in every layer that can have it; on leaving, all is as it was.
 
@@ -53,20 +72,17 @@ def checkpointed(model: Any, *, use_reentrant: bool) -> Iterator[Recomputed]:
     switched = {"gradient_checkpointing": True, "_gradient_checkpointing_func": run}
     modules = [module for module in model.modules() if isinstance(_switch(module), bool)]
     before = [{name: vars(module)[name] for name in switched if name in vars(module)} for module in modules]
-    training = [(module, module.training) for module in model.modules()]
     hook = model.get_input_embeddings().register_forward_hook(_requiring_grad) if use_reentrant else None
     try:
-        model.train()
         for module in modules:
             vars(module).update(switched)
-        yield counted
+        with training_mode(model):
+            yield counted
     finally:
         for module, own in zip(modules, before, strict=True):
             for name in switched:
                 vars(module).pop(name, None)
             vars(module).update(own)
-        for module, mode in training:
-            module.training = mode
         if hook is not None:
             hook.remove()
 

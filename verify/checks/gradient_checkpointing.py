@@ -8,6 +8,7 @@ where torch does not compare the two runs.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 from torch.utils.checkpoint import CheckpointError
 
@@ -15,7 +16,8 @@ from verify.cases import Case
 from verify.checks.accumulation import Accumulated, BackwardError, accumulated
 from verify.checks.bench import Bench
 from verify.checks.check import ExactCheck, Measured, NotApplicableError
-from verify.checks.checkpointed import checkpointed
+from verify.checks.checkpointed import checkpointed, training_mode
+from verify.checks.dropout import drops_by_place
 from verify.checks.gradient_distance import Distance, distances, held_against
 from verify.checks.gradient_yardsticks import GradientYardstick
 from verify.checks.yardsticks import measured
@@ -29,7 +31,9 @@ def _measure(bench: Bench, case: Case) -> Measured:
     if not support.supported:
         raise NotApplicableError(support.reason)
     budgets = measured(bench.setting.training.trajectories.get(case.name)).steps[0].yardstick
-    plain = accumulated(bench, (case.groups,), bench.objective_of(case))
+    # Where the model has dropout of its own, the same seed draws the same masks with checkpoints and without.
+    with training_mode(bench.model) if drops_by_place(bench.model) else nullcontext():
+        plain = _unless_refused(bench, case)
     expected = GradientYardstick(
         loss=plain.loss,
         gradients=plain.gradients,
@@ -61,19 +65,23 @@ def _checkpointed(bench: Bench, case: Case, *, use_reentrant: bool) -> Accumulat
         support = gradient_support(bench.subject, bench.model)
         if not support.supported:
             raise NotApplicableError(support.reason)
-        try:
-            actual = accumulated(bench, (case.groups,), bench.objective_of(case))
-        except BackwardError:
-            raise
-        except SubjectError as error:
-            if isinstance(error.__cause__, ValueError | NotImplementedError):
-                raise NotApplicableError(f"it refuses: {error}") from error
-            raise
+        actual = _unless_refused(bench, case)
     if counted.runs == counted.layers:
         raise NotApplicableError(
             f"none of {counted.layers} layers was run again: it runs layers of its own, or sets the model to evaluation"
         )
     return actual
+
+
+def _unless_refused(bench: Bench, case: Case) -> Accumulated:
+    try:
+        return accumulated(bench, (case.groups,), bench.objective_of(case))
+    except BackwardError:
+        raise
+    except SubjectError as error:
+        if isinstance(error.__cause__, ValueError | NotImplementedError):
+            raise NotApplicableError(f"it refuses: {error}") from error
+        raise
 
 
 GRADIENT_CHECKPOINTING = ExactCheck(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from reports.words import plural
 from verify.cases import Case
 from verify.checks.accumulation import accumulated
 from verify.checks.bench import Bench
@@ -33,7 +34,7 @@ def _measure(bench: Bench, case: Case) -> Measured:
             write_weights(bench.model, step.weights)
             actual = accumulated(bench, step.micro_batches, bench.objective_of(case))
             check_unchanged(bench.model, step.weights, bench.subject.name)
-            where = f"after {number} steps of {trajectory.optimizer}: "
+            where = f"after {plural(number, 'step')} of {trajectory.optimizer}: "
             found += distances(actual, step.yardstick, where)
     return held_against(found)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from reports.cost_record import PATH_NAMES, PathName
+from reports.words import plural
 from verify.data.rows import check_file
 from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
@@ -55,7 +56,7 @@ def check_model(name: str, layers: int | None) -> None:
     if name.lower() in NAMED_CONFIGS:
         published = named_config(name).num_hidden_layers
         if layers is not None and layers > published:
-            raise ValueError(f"--layers {layers}: {name} has {published} layers")
+            raise ValueError(f"--layers {layers}: {name} has {plural(published, 'layer')}")
     elif not Path(name).exists():
         if name.lower().endswith(".json"):
             raise ValueError(f"model file {name}: there is no such file")

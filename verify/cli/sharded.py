@@ -15,6 +15,7 @@ _HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May 
 _HELP_DTYPE = "float64, float32, bfloat16 or mixed-bfloat16 (float32 shards, bfloat16 passes); repeatable."
 _HELP_FULL = "All packed subjects, more cases, every objective, all dtypes."
 _HELP_PAIRS = "Pairs to draw from --data, more than ranks; two for each rank and one more unless given."
+_HELP_TRAIN = "What is trained: lora (adapters), or all (every weight; the frozen policy is another sharded model)."
 _HELP_TIMEOUT = "Seconds that a rank waits for the slowest one before the run ends."
 _LONGEST_RUN_S = 6 * 3600.0
 
@@ -34,6 +35,7 @@ def sharded(
     dtype: Annotated[list[str] | None, typer.Option(help=_HELP_DTYPE)] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only these cases, beside the one that is probed.")] = None,
     full: Annotated[bool, typer.Option("--full", help=_HELP_FULL)] = False,
+    train: Annotated[str, typer.Option(help=_HELP_TRAIN)] = "lora",
     device: Annotated[str, typer.Option(help="cpu, or cuda for the device of each local rank.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
@@ -59,7 +61,8 @@ def sharded(
 
     option_checks.check_model(model, layers)
     option_checks.check_subjects(subject or (), backend or ())
-    check_precisions(dtype or ())
+    trained, _ = option_checks.checked_training(train, None)
+    check_precisions(dtype or (), trained)
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device {device}: give cpu, or cuda for the device of each local rank")
     option_checks.check_numbers(seed=seed)
@@ -100,6 +103,7 @@ def sharded(
         max_tokens=max_tokens,
         seed=seed,
         policy=policy,
+        train=trained,
     )
     # Subjects print as they like: that may not pass for the program's own output.
     with process_group(place, timeout) as enter, contextlib.redirect_stdout(sys.stderr):

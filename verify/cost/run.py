@@ -16,6 +16,7 @@ from reports.cost_record import CitedParityRecord, CostPathRecord, CostRecord, M
 from reports.record_names import DtypeName
 from reports.record_setting import Environment, ModelRecord
 from reports.values import Settings
+from reports.words import plural
 from verify.cost.clock import CLOCK, Clock
 from verify.cost.comparison import differing_conditions, recorded_ratios
 from verify.cost.device import Device, load, machine_memory
@@ -265,7 +266,7 @@ def _conditions(prepared: PreparedCost, model: ModelRecord) -> list[Any]:
         device=prepared.device,
         num_ranks=prepared.num_ranks,
         pairs_per_rank=prepared.pairs_per_rank,
-        lengths="; ".join(f"{plan.name}: {plan.source}, {plan.num_steps} steps" for plan in entering),
+        lengths="; ".join(f"{plan.name}: {plan.source}, {plural(plan.num_steps, 'step')}" for plan in entering),
         tokens="random" if random else "of the file",
     )
 

@@ -7,7 +7,7 @@ come from these log-probs: other tokens were counted, or the backward pass itsel
 One weight for each response is tried first, which takes a backward pass for each response; only where that does not
 explain the gradient is a weight for each token looked for, supervised or not.
 
-Shape letters: M rows of a basis (responses or tokens), P elements of all LoRA tensors.
+Shape letters: M rows of a basis (responses or tokens), P elements of all trained tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Basis:
     Completions that begin alike share those tokens, and their rows: nothing in a gradient tells such tokens apart.
 
     Args:
-        names: LoRA tensors, in the order of the columns.
+        names: Trained tensors, in the order of the columns.
         sizes: Elements of each.
         rows: float64, [M, P].
         weights: d loss / d each of these log-probs, of the right objective; float64, [M].
@@ -140,7 +140,7 @@ def gradient_basis(
 
     Args:
         witness: The unpacked path; its attention must be one whose backward pass can be batched, such as eager.
-        model: The PEFT-wrapped model.
+        model: The model, wrapped or not.
         groups: The groups.
         objective: The objective of the case.
         per_token: For every token rather than for every response.
@@ -215,10 +215,10 @@ def _gradient_rows(logp: Tensor, directions: Tensor, parameters: Sequence[Tensor
 
 
 def explain_gradient(actual: Mapping[str, Tensor], basis: Basis) -> Weights | None:
-    """Weights of the log-probs in a gradient. Every LoRA tensor counts alike, however large its gradient is.
+    """Weights of the log-probs in a gradient. Every trained tensor counts alike, however large its gradient is.
 
     Args:
-        actual: The subject's gradients by LoRA tensor; zeros where one is missing.
+        actual: The subject's gradients by trained tensor; zeros where one is missing.
         basis: Gradients of the log-probs.
 
     Returns:

@@ -18,14 +18,15 @@ from verify.observation import Observation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientDifference:
-    """One LoRA tensor.
+    """One trained tensor.
 
     Args:
-        relative: ||actual - expected|| / ||expected||.
+        relative: ||actual - expected|| / ||expected||; infinite where it is not 0 and has to be.
         norm_ratio: ||actual|| / ||expected||.
         cosine: Between the two; NaN where one of them is zero.
         beyond: Whether it differs by more than its budget, or is not finite.
         missing: There is no gradient at all.
+        finite: Whether it is NaN or infinite nowhere.
     """
 
     relative: float
@@ -33,6 +34,12 @@ class GradientDifference:
     cosine: float
     beyond: bool
     missing: bool = False
+    finite: bool = True
+
+    @property
+    def not_zero(self) -> bool:
+        """Whether it is not 0 where it has to be: in a row of a token that takes no part, or throughout."""
+        return self.finite and math.isinf(self.relative)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +52,14 @@ class Differences:
         ref_logps: Reference log-probs; none where there is no reference.
         rewards: [completions]; none under SFT.
         loss: Of the mean loss.
-        gradients: By LoRA tensor; empty where there are none to compare.
+        gradients: By trained tensor; empty where there are none to compare.
         logps_beyond: Which log-probs differ; bool, as ``logps``.
         ref_logps_beyond: The same of the reference.
         rewards_beyond: Which rewards differ; bool, as ``rewards``.
         beyond: Quantities of which some value differs.
         non_finite: Quantities of which some value is not finite.
         logp_budget: Budget of one policy log-prob, in nats; infinite of a reward model.
-        unexpected_gradients: LoRA tensors that have a gradient and should not.
+        unexpected_gradients: Trained tensors that have a gradient and should not.
     """
 
     groups: Sequence[PreferenceGroup]
@@ -74,7 +81,7 @@ def measure_differences(actual: Observation, expected: Observation, case: Case, 
     """Measure.
 
     Args:
-        actual: The subject's observation. LoRA tensors without gradient count as zero and are named.
+        actual: The subject's observation. Trained tensors without gradient count as zero and are named.
         expected: The unpacked path's.
         case: The case.
         context: Budgets come from it, through the judgement of the gate.
@@ -147,6 +154,7 @@ def _gradient(
         cosine=tensor.cosine,
         beyond=beyond or missing or tensor.non_finite is not None,
         missing=missing,
+        finite=tensor.non_finite is None,
     )
 
 

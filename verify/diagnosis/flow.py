@@ -160,7 +160,7 @@ def policy_pass(model: Any, *, differentiable: bool) -> Callable[[], bool]:
     """Tells passes of the policy from those of the frozen policy.
 
     Args:
-        model: The PEFT-wrapped model.
+        model: The model, wrapped or not.
         differentiable: Whether the policy runs with gradients; if not, its adapters tell.
 
     Returns:

@@ -195,9 +195,13 @@ def _grounds(failure: _Failure, request: GateRequest, own_model: bool) -> Iterat
     for model, is_reward_model in sorted(by_model, key=lambda key: (key[1], key[0] != request.model)):
         cases = tuple(by_model[model, is_reward_model])
         if not own_model:
-            lora = LoraSpec(strength=0.3)
             tiny = ModelRequest(
-                name="tiny", device=model.device, seed=request.seed, lora=lora, reference=model.reference
+                name="tiny",
+                device=model.device,
+                seed=request.seed,
+                lora=LoraSpec(strength=0.3),
+                reference=model.reference,
+                train=model.train,
             )
             cases = _tiny(cases, vocabulary_size(tiny), request.seed)
             yield _Ground(tiny, is_reward_model, tuple(over(case, _own(tiny)) for case in cases))

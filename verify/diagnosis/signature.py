@@ -23,7 +23,7 @@ from verify.diagnosis.differences import Differences, GradientDifference
 from verify.observation import Observation
 
 _RIGHT_TENSOR = torch.tensor([0.5, 1.0], dtype=torch.float64)
-"""Features of a LoRA tensor whose gradient is right: norm ratio, squeezed, and cosine."""
+"""Features of a trained tensor whose gradient is right: norm ratio, squeezed, and cosine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class Signature:
         ref_logps_beyond: bool, as ``ref_logps``.
         rewards: [K]; empty under SFT.
         loss: [1].
-        gradients: All LoRA tensors, flat; zeros where no tensor differs, and where not finite.
-        tensors: Norm ratio and cosine of each LoRA tensor, [tensors, 2].
+        gradients: All trained tensors, flat; zeros where no tensor differs, and where not finite.
+        tensors: Norm ratio and cosine of each trained tensor, [tensors, 2].
     """
 
     logps: Tensor

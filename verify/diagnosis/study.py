@@ -328,7 +328,7 @@ def plantable(faults: Sequence[Fault], case: Case, *, trains: TrainName = "lora"
 
 
 def with_zeros(actual: Observation, expected: Observation) -> Observation:
-    """An observation in which LoRA tensors without gradient have one of zeros, and no others are there."""
+    """An observation in which trained tensors without gradient have one of zeros, and no others are there."""
     if actual.gradients is None or expected.gradients is None:
         return actual
     gradients = {n: actual.gradients.get(n, torch.zeros_like(g)) for n, g in expected.gradients.items()}

@@ -66,7 +66,7 @@ def branches_after_longest_prompt(honest: Positions, rows: Rows) -> Tensor:
 
 def in_bfloat16(honest: Positions, rows: Rows) -> Tensor:
     """Positions in bfloat16, which holds integers up to 256."""
-    return honest(rows).to(torch.bfloat16)
+    return honest(rows).to(torch.bfloat16).to(torch.int64)  # a table of positions is indexed with integers
 
 
 def in_eight_bits(honest: Positions, rows: Rows) -> Tensor:

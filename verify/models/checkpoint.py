@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.initialization import no_init_weights
 
+from reports.words import plural
 from verify.models.advice import without_advice
 from verify.models.random_weights import freeze, implementations
 from verify.models.saved_names import name_in_model
@@ -85,7 +86,7 @@ def kept_layers(folder: Path, config: Any, num_layers: int | None) -> int:
     published = int(config.get_text_config().num_hidden_layers)
     depth = published if num_layers is None else num_layers
     if not 1 <= depth <= published:
-        raise CheckpointError(f"{folder}: {depth} layers asked for; the checkpoint has {published}")
+        raise CheckpointError(f"{folder}: {plural(depth, 'layer')} asked for; the checkpoint has {published}")
     return depth
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from reports.words import plural
 from verify.frozen_policy import ReferenceName
 from verify.models.checkpoint import load_checkpoint, read_config
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
@@ -62,7 +63,7 @@ class ModelRequest:
         elif not self.is_checkpoint:
             published = self.seeded_config.num_hidden_layers
             if self.num_layers is not None and not 1 <= self.num_layers <= published:
-                raise ValueError(f"--layers {self.num_layers}: {self.name} has {published} layers")
+                raise ValueError(f"--layers {self.num_layers}: {self.name} has {plural(published, 'layer')}")
         check_device(self.device)
         check_reference(self.train, self.reference)
 

@@ -16,6 +16,7 @@ from reports.words import plural
 from verify.comparison import compare_observations, gradient_sizes
 from verify.judgement import Judge, Judgement
 from verify.model_holder import ModelHolder
+from verify.models.request import ModelUnderTest
 from verify.noise import NoiseFloor
 from verify.observation import Observation
 from verify.preflight import planted
@@ -78,7 +79,7 @@ def _announce(setting: ParitySetting, meeting: Meeting) -> None:
     meeting.together([measured(PARITY, seen, part="time", measures=expected)])
 
 
-def _yardsticks(setting: ParitySetting, meeting: Meeting) -> tuple[Yardsticks, Any]:
+def _yardsticks(setting: ParitySetting, meeting: Meeting) -> tuple[Yardsticks, ModelUnderTest]:
     """What one process, the oracle and the unpacked path compute, and the model of it. A collective."""
     holder = ModelHolder(setting.request(setting.depth.num_layers), setting.plan.computes)
     yardsticks = measure_yardsticks(
@@ -92,7 +93,7 @@ def _yardsticks(setting: ParitySetting, meeting: Meeting) -> tuple[Yardsticks, A
         seed=setting.seed,
         begin=meeting.within,
     )
-    return yardsticks, holder.model
+    return yardsticks, holder.under_test
 
 
 def _judge(setting: ParitySetting, meeting: Meeting, yardsticks: Yardsticks, model: Any, subject: Subject) -> None:

@@ -10,7 +10,7 @@ from reports.words import listed, plural
 from verify.groups import PreferenceGroup
 from verify.judgement import JudgingContext
 from verify.models.dtypes import DTYPES
-from verify.models.request import ModelRequest
+from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor
 from verify.objective import Preference, objective_named, run_objective
 from verify.observation import Observation
@@ -126,12 +126,12 @@ class ParitySetting:
         """The model at a depth, on the device of this rank."""
         return replace(self.plan.model, device=self.device, num_layers=num_layers if self.plan.can_be_cut else None)
 
-    def sharded_model(self, num_layers: int, built: Any = None) -> Any:
+    def sharded_model(self, num_layers: int, built: ModelUnderTest | None = None) -> Any:
         """The model at a depth, sharded. A collective.
 
         Args:
             num_layers: The depth.
-            built: The whole model at that depth in the dtype of passes: it is sharded if shards have that dtype.
+            built: What was built at that depth in the dtype of passes: it is sharded if shards have that dtype.
         """
         precision = self.plan.options.dtype
         whole = built if PRECISIONS[precision].weights == self.plan.computes else None

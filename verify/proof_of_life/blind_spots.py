@@ -98,6 +98,7 @@ def blind_spots(
                 why="no subject was judged on a case in every dtype",
                 faults=names,
             ),
+            *_of_precision((), request.dtypes, within_rounding),
         )
     kinds = kinds_of(subject for subject in request.subjects if subject.name in judged)
     faults = concerning(_catalogue(request), kinds)

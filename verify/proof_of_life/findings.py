@@ -15,6 +15,7 @@ from verify.packed_proof import summarise
 from verify.proof_of_life.blind_spots import blind_spots
 from verify.proof_of_life.left_out import left_out
 from verify.proof_of_life.planting import Planting, Plantings
+from verify.proof_of_life.router_coefficient import router_coefficient
 from verify.verdict import Verdict
 
 _NAMED = 4
@@ -75,6 +76,7 @@ def prove(request: GateRequest, outcome: GateOutcome, plantings: Plantings, *, i
     return Proof(
         planted=planted_records(findings),
         blind_spots=(
+            *router_coefficient([f.kill for f in findings], request.objective.router_aux_loss_coef),
             *blind_spots(request, judged.results, outcome.model.model.config.get_text_config(), within_rounding=hidden),
             *left_out(request, ran),
         ),

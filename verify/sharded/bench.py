@@ -12,10 +12,11 @@ from torch import Tensor
 from verify.models.dtypes import DTYPES
 from verify.objective import Objective
 from verify.sharded.local_gradients import SummedGradients, gradients_of_one_rank, summed_gradients
+from verify.sharded.models import PolicyAndFrozen
 from verify.sharded.observe import ShardedRun, all_gathered, run_sharded
 from verify.sharded.rank_work import SubjectOnRank, Table
 from verify.sharded.scenarios import PRECISIONS, Scenario
-from verify.sharded.yardsticks import Yardstick, Yardsticks
+from verify.sharded.yardsticks import Yardstick, Yardsticks, over
 from verify.subject import Subject
 from verify.subjects.sharded import ShardedStages
 from verify.tolerance import Policy
@@ -30,8 +31,8 @@ class Bench:
         precision: Name of the precision.
         scenario: The scenario.
         objective: The objective of its case.
-        sharded: The sharded model.
-        whole: The whole model, as a rank computes with it.
+        sharded_models: The sharded model and its frozen policy.
+        whole_models: The same whole, as a rank computes with them.
         table: Values of the frozen policy, in the order of the data.
         yardstick: What one process computes.
         yardsticks: Of all cases of the dtype.
@@ -48,8 +49,8 @@ class Bench:
     precision: str
     scenario: Scenario
     objective: Objective
-    sharded: Any
-    whole: Any
+    sharded_models: PolicyAndFrozen
+    whole_models: PolicyAndFrozen
     table: Table
     yardstick: Yardstick
     yardsticks: Yardsticks
@@ -60,9 +61,19 @@ class Bench:
     is_repeatable: bool
     runs: dict[tuple[ShardedStages, bool], ShardedRun] = field(default_factory=dict, repr=False)
 
-    def on_other(self, sharded: Any) -> Bench:
-        """The same bench with another sharded model."""
-        return replace(self, sharded=sharded, runs={})
+    @property
+    def sharded(self) -> Any:
+        """The sharded model."""
+        return self.sharded_models.policy
+
+    @property
+    def whole(self) -> Any:
+        """The whole model."""
+        return self.whole_models.policy
+
+    def on_other(self, sharded: PolicyAndFrozen) -> Bench:
+        """The same bench with other sharded models."""
+        return replace(self, sharded_models=sharded, runs={})
 
     def step(self, stages: ShardedStages, *, cached: bool = False) -> ShardedRun:
         """One step of the scenario; run the first time it is asked for. A collective."""
@@ -78,14 +89,15 @@ class Bench:
             self.subject,
             self.sharded,
             self.scenario.case.groups,
-            self.objective,
+            over(self.objective, self.sharded_models.frozen),
             table=self.table if cached else None,
             dummy_factor=dummy_factor,
         )
 
     def on_whole(self) -> SubjectOnRank:
         """The subject on the whole model."""
-        return SubjectOnRank(self.subject, self.whole, self.scenario.case.groups, self.objective)
+        objective = over(self.objective, self.whole_models.frozen)
+        return SubjectOnRank(self.subject, self.whole, self.scenario.case.groups, objective)
 
     @property
     def reduce_epsilon(self) -> float:
@@ -99,8 +111,8 @@ def measure_bench(
     yardsticks: Yardsticks,
     *,
     precision: str,
-    sharded: Any,
-    whole: Any,
+    sharded: PolicyAndFrozen,
+    whole: PolicyAndFrozen,
     policy: Policy,
     seed: int,
 ) -> Bench:
@@ -111,8 +123,8 @@ def measure_bench(
         scenario: The scenario that is probed.
         yardsticks: Of the dtype.
         precision: Name of the precision.
-        sharded: The sharded model.
-        whole: The whole model.
+        sharded: The sharded model and its frozen policy.
+        whole: The same whole.
         policy: Factors and floors.
         seed: Of torch's generator during passes.
 
@@ -120,7 +132,8 @@ def measure_bench(
         The bench.
     """
     yardstick = yardsticks.by_case[scenario.case.name]
-    on_whole = SubjectOnRank(subject, whole, scenario.case.groups, yardstick.objective)
+    objective = over(yardstick.objective, whole.frozen)
+    on_whole = SubjectOnRank(subject, whole.policy, scenario.case.groups, objective)
     reduces = DTYPES[PRECISIONS[precision].reduces]
     alone, again = (
         gradients_of_one_rank(on_whole, micro_size=scenario.micro_size, seed=seed, reduces=reduces) for _ in range(2)
@@ -131,8 +144,8 @@ def measure_bench(
         precision=precision,
         scenario=scenario,
         objective=yardstick.objective,
-        sharded=sharded,
-        whole=whole,
+        sharded_models=sharded,
+        whole_models=whole,
         table=table_of(yardstick),
         yardstick=yardstick,
         yardsticks=yardsticks,

@@ -1,16 +1,36 @@
-"""The sharded model of a precision, and the same model whole, as each rank computes with it."""
+"""The sharded model of a precision, and the same model whole, as each rank computes with it; with its frozen policy."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy, SeparateModel
 from verify.models.dtypes import DTYPES
-from verify.models.request import ModelRequest, build_model
+from verify.models.request import ModelRequest, ModelUnderTest, build_model
 from verify.sharded.scenarios import PRECISIONS
 from verify.subjects.sharded import ShardedStages, shard
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAndFrozen:
+    """A model, and the frozen policy that goes with it: its own weights without adapters, or another model alike."""
+
+    policy: Any
+    frozen: FrozenPolicy = ADAPTERS_OFF
+
+    @staticmethod
+    def of(built: ModelUnderTest) -> PolicyAndFrozen:
+        """What was built."""
+        return PolicyAndFrozen(built.model, ADAPTERS_OFF if built.other is None else SeparateModel(built.other))
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The model, and the other where there is one."""
+        return (self.policy, self.frozen.model) if isinstance(self.frozen, SeparateModel) else (self.policy,)
 
 
 def sharded_model(
@@ -19,32 +39,45 @@ def sharded_model(
     stages: ShardedStages,
     *,
     reshard_after_forward: bool = True,
-    built: Any = None,
+    built: ModelUnderTest | None = None,
 ) -> Any:
-    """Build a model and shard it. A collective.
+    """As :func:`sharded_models`, of a request whose frozen policy needs no other model; the model alone."""
+    return sharded_models(request, precision, stages, reshard_after_forward=reshard_after_forward, built=built).policy
+
+
+def sharded_models(
+    request: ModelRequest,
+    precision: str,
+    stages: ShardedStages,
+    *,
+    reshard_after_forward: bool = True,
+    built: ModelUnderTest | None = None,
+) -> PolicyAndFrozen:
+    """Build a model and shard it, and the frozen one where it is another. A collective.
 
     Args:
         request: The model.
         precision: One of ``PRECISIONS``.
         stages: Whose ``reduce_dtype`` counts, where it has one.
         reshard_after_forward: As in ``shard``.
-        built: The whole model, as it is built of the request in the dtype of shards; it becomes the sharded one.
+        built: What is built of the request in the dtype of shards, where it is there already; it is sharded itself.
 
     Returns:
-        The sharded model.
+        The sharded models.
     """
     of = PRECISIONS[precision]
-    model = build_model(request, of.weights).model if built is None else built
-    shard(
-        model,
-        param_dtype=None if of.computes == of.weights else DTYPES[of.computes],
-        reduce_dtype=stages.reduce_dtype or DTYPES[of.reduces],
-        reshard_after_forward=reshard_after_forward,
-    )
-    return model
+    models = PolicyAndFrozen.of(build_model(request, of.weights) if built is None else built)
+    for model in models.models:
+        shard(
+            model,
+            param_dtype=None if of.computes == of.weights else DTYPES[of.computes],
+            reduce_dtype=stages.reduce_dtype or DTYPES[of.reduces],
+            reshard_after_forward=reshard_after_forward,
+        )
+    return models
 
 
-def whole_model(request: ModelRequest, precision: str) -> Any:
+def whole_models(request: ModelRequest, precision: str) -> PolicyAndFrozen:
     """The model as a rank of the sharded one computes with it: where FSDP casts parameters they are cast, no buffers.
 
     PEFT keeps adapters of a bfloat16 model in float32, and so does a model that is sharded as it is.
@@ -54,13 +87,14 @@ def whole_model(request: ModelRequest, precision: str) -> Any:
         precision: One of ``PRECISIONS``.
 
     Returns:
-        The whole model.
+        The whole models.
     """
     of = PRECISIONS[precision]
-    model = build_model(request, of.weights).model
+    built = PolicyAndFrozen.of(build_model(request, of.weights))
     if of.computes != of.weights:
-        _cast_parameters(model, DTYPES[of.computes])
-    return model
+        for model in built.models:
+            _cast_parameters(model, DTYPES[of.computes])
+    return built
 
 
 def _cast_parameters(model: Any, dtype: torch.dtype) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reports.words import plural
 from verify.sharded.bench import Bench
 from verify.sharded.finding import Difference
 from verify.sharded.local_gradients import sum_differences, summed_gradients
@@ -54,7 +55,7 @@ def optimizer_differences(bench: Bench, stages: ShardedStages, epsilon: float) -
                 if step:
                     summed = summed_gradients(bench.on_whole(), micro_size=bench.scenario.micro_size, seed=bench.seed)
                     differences += [
-                        Difference(f"after {step} steps {each.what}", each.distance, each.allowed)
+                        Difference(f"after {plural(step, 'step')} {each.what}", each.distance, each.allowed)
                         for each in sum_differences(
                             gradients, summed.total, summed.sizes, (summed.num_terms + 2) * bench.reduce_epsilon
                         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,20 @@ from verify.models.request import ModelRequest, has_rotary_positions, requested_
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.sharded.ranks import RankPlace
 from verify.sharded.run import ShardedRequest
-from verify.sharded.scenarios import DEFAULT_PRECISIONS, PRECISIONS, default_scenarios, named_scenarios, real_scenarios
+from verify.sharded.scenarios import (
+    DEFAULT_PRECISIONS,
+    PRECISIONS,
+    check_precisions,
+    default_scenarios,
+    named_scenarios,
+    precisions_under,
+    real_scenarios,
+)
 from verify.subject import Subject
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.tolerance import load_policy
+from verify.training import TrainName, default_reference
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
@@ -45,6 +54,7 @@ class ShardedOptions:
     max_tokens: int | None
     seed: int
     policy: Path | None
+    train: TrainName = "lora"
 
     @property
     def is_tiny(self) -> bool:
@@ -73,6 +83,8 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         seed=options.seed,
         lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
         config=shape.config if shape else None,
+        reference=default_reference(options.train),
+        train=options.train,
     )
     config = requested_config(model)
     vocab_size = vocabulary_size(model)
@@ -85,7 +97,10 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         scenarios = default_scenarios(vocab_size, options.seed, place.world_size, full=options.full)
     for scenario in scenarios:
         check_token_ids(scenario.case.groups, int(config.get_text_config().vocab_size))
-    precisions = options.precisions or (tuple(PRECISIONS) if options.full else DEFAULT_PRECISIONS)
+    if options.train == "all":
+        scenarios = tuple(s if s.reference == "cached" else replace(s, reference="separate-model") for s in scenarios)
+    check_precisions(options.precisions, options.train)
+    precisions = options.precisions or (precisions_under(options.train) if options.full else DEFAULT_PRECISIONS)
     check_memory(model, sorted({PRECISIONS[name].weights for name in precisions}))
     variations = default_variations(place.device)
     if not has_rotary_positions(config):

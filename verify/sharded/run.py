@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch.distributed as dist
 
@@ -19,12 +18,12 @@ from verify.sharded.bench import Bench, measure_bench, table_of
 from verify.sharded.checks import CHECKS
 from verify.sharded.faults import FAULTS, HARMLESS, HarmlessChange, ShardedFault
 from verify.sharded.finding import Finding
-from verify.sharded.models import sharded_model, whole_model
+from verify.sharded.models import PolicyAndFrozen, sharded_models, whole_models
 from verify.sharded.observe import all_gathered, run_sharded, seeded
 from verify.sharded.parity import ParityResult, judge_parity
 from verify.sharded.rank_work import NotShardedError, SubjectOnRank, forward_calls
 from verify.sharded.scenarios import PRECISIONS, Scenario
-from verify.sharded.yardsticks import Yardsticks, measure_yardsticks
+from verify.sharded.yardsticks import Yardsticks, measure_yardsticks, over
 from verify.subject import Subject, gradient_support, support_for
 from verify.subjects import is_built_in
 from verify.subjects.sharded import HONEST, local_shards
@@ -155,12 +154,13 @@ class _OfPrecision:
         self._dtype = PRECISIONS[precision].computes
         holder = ModelHolder(request.model, self._dtype)
         self.under_test = holder.under_test
-        check_same_weights(holder.model, self._dtype)
+        whole = PolicyAndFrozen.of(holder.under_test)
+        for model in whole.models:
+            check_same_weights(model, self._dtype)
         self._yardsticks = self._measured(holder)
-        self._whole = (
-            holder.model if PRECISIONS[precision].weights == self._dtype else whole_model(request.model, precision)
-        )
-        self._sharded = sharded_model(request.model, precision, HONEST)
+        is_cast = PRECISIONS[precision].weights != self._dtype
+        self._whole = whole_models(request.model, precision) if is_cast else whole
+        self._sharded = sharded_models(request.model, precision, HONEST)
 
     def _measured(self, holder: ModelHolder) -> Yardsticks:
         request = self._request
@@ -193,9 +193,9 @@ class _OfPrecision:
             return replace(result, reasons=(why,))
         on_rank = SubjectOnRank(
             subject,
-            self._sharded,
+            self._sharded.policy,
             scenario.case.groups,
-            yardstick.objective,
+            over(yardstick.objective, self._sharded.frozen),
             table=table_of(yardstick) if scenario.reference == "cached" else None,
         )
         before = None if is_built_in(subject) else _bits(self._sharded)
@@ -231,7 +231,7 @@ class _OfPrecision:
         support = support_for(subject, scenario.case, scenario.reference)
         if not support.supported:
             return 0, support.reason
-        gradients = gradient_support(subject, self._whole)
+        gradients = gradient_support(subject, self._whole.policy)
         if not gradients.supported:
             return 0, f"a step needs gradients: {gradients.reason}"
         counts: set[int] = set()
@@ -252,8 +252,8 @@ class _OfPrecision:
 
         Of our own subjects the dummy call stands for all: they make the same calls for any groups.
         """
-        objective = self._yardsticks.by_case[scenario.case.name].objective
-        on_whole = SubjectOnRank(subject, self._whole, scenario.case.groups, objective)
+        objective = over(self._yardsticks.by_case[scenario.case.name].objective, self._whole.frozen)
+        on_whole = SubjectOnRank(subject, self._whole.policy, scenario.case.groups, objective)
         with seeded(self._request.seed):
             calls = {forward_calls(on_whole, ())}
             if not is_built_in(subject):
@@ -306,7 +306,7 @@ class _OfPrecision:
         """Plant a fault, and run the checks that have to catch it."""
         self._begin(f"{self._precision} planted {fault.name}")
         if fault.stages.reduce_dtype is not None:
-            bench = bench.on_other(sharded_model(self._request.model, self._precision, fault.stages))
+            bench = bench.on_other(sharded_models(self._request.model, self._precision, fault.stages))
         return Planted(
             name=fault.name,
             what=fault.what,
@@ -318,8 +318,8 @@ class _OfPrecision:
         """Make a harmless change, and run the checks that do not rest on how groups are cut."""
         self._begin(f"{self._precision} harmless {change.name}")
         if not change.reshard_after_forward:
-            model = sharded_model(self._request.model, self._precision, change.stages, reshard_after_forward=False)
-            bench = bench.on_other(model)
+            models = sharded_models(self._request.model, self._precision, change.stages, reshard_after_forward=False)
+            bench = bench.on_other(models)
         return Planted(
             name=change.name,
             what=change.what,
@@ -336,5 +336,7 @@ def own_micro_batches(scenario: Scenario) -> Sequence[Sequence[int]]:
     return HONEST.micro_batches(own, scenario.micro_size)
 
 
-def _bits(model: Any) -> Mapping[str, int]:
-    return {name: mixed_sum(tensor.reshape(-1)) for name, tensor in local_shards(model).items()}
+def _bits(models: PolicyAndFrozen) -> list[Mapping[str, int]]:
+    return [
+        {name: mixed_sum(tensor.reshape(-1)) for name, tensor in local_shards(model).items()} for model in models.models
+    ]

@@ -14,8 +14,9 @@ from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
 from verify.objective import REWARD_MODEL
+from verify.training import TrainName
 
-ShardedReference = Literal["adapters-off", "cached"]
+ShardedReference = Literal["adapters-off", "separate-model", "cached"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,8 @@ class Scenario:
     Args:
         case: The groups of the global batch, and the objective.
         micro_size: Most groups of a micro-batch.
-        reference: The frozen policy of a preference objective: the model with its adapters off, or values that were
-            computed before and stand beside the data.
+        reference: The frozen policy of a preference objective: the model with its adapters off, another that is sharded
+            as well, or values that were computed before and stand beside the data.
         label: Its own name, of a case that is run in several ways; "" for that of the case.
     """
 
@@ -37,9 +38,9 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """Of the case, and of the frozen policy where it is not the usual one."""
+        """Of the case, and that the frozen policy is cached where it is."""
         name = self.label or self.case.name
-        return name if self.reference == "adapters-off" else f"{name}/{self.reference}"
+        return f"{name}/cached" if self.reference == "cached" else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +68,28 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 )
 
 
-def check_precisions(names: Sequence[str]) -> None:
-    """Refuse an unknown precision, and one given twice.
+def check_precisions(names: Sequence[str], train: TrainName = "lora") -> None:
+    """Refuse an unknown precision, one given twice, and one in which what is trained cannot be.
+
+    Shards of bfloat16 keep their gradients in bfloat16, whatever these were summed in.
 
     Raises:
-        ValueError: With the known ones.
+        ValueError: With what would be right.
     """
     for name in names:
         if name not in PRECISIONS:
             raise ValueError(f"unknown dtype {name!r}: give some of {', '.join(PRECISIONS)}")
         if list(names).count(name) > 1:
             raise ValueError(f"--dtype {name} is given twice: once is enough")
+        if name not in precisions_under(train):
+            raise ValueError(
+                f"--train {train} with --dtype {name}: weights would be trained in it; give mixed-bfloat16"
+            )
+
+
+def precisions_under(train: TrainName) -> tuple[str, ...]:
+    """The precisions in which nothing that is trained is kept in bfloat16; adapters never are."""
+    return tuple(name for name in PRECISIONS if train == "lora" or name != "bfloat16")
 
 
 DEFAULT_PRECISIONS = ("float32", "mixed-bfloat16")

@@ -88,7 +88,10 @@ def _num_steps(request: ShardedRequest) -> int:
 
 
 def _notes(place: RankPlace) -> list[str]:
-    notes = ["reward models, images, and frozen policies other than adapters off or cached are not run sharded"]
+    notes = [
+        "reward models, images, and frozen policies other than adapters off, another model (--train all) or cached "
+        "are not run sharded"
+    ]
     if not place.device.startswith("cuda"):
         notes.append(
             "ranks were processes on CPUs over gloo: neither NCCL nor a GPU's kernels took part"

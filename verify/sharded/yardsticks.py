@@ -6,17 +6,17 @@ The work is shared among the ranks, one form of one case at a time; each holds t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from verify.cases import Case
 from verify.comparison import gradient_sizes
-from verify.frozen_policy import ReferenceName
+from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy, ReferenceName
 from verify.gate_work import noise_sample
 from verify.model_holder import ModelHolder
 from verify.models.dtypes import computing_in
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
-from verify.objective import Objective, RunObjective, objective_named
+from verify.objective import Objective, Preference, RunObjective, objective_named
 from verify.observation import Observation, observe
 from verify.sharded.dealing import shared_among_ranks
 from verify.subject import Subject, support_for
@@ -35,7 +35,7 @@ class Yardstick:
 
     Args:
         case: The case.
-        objective: Its objective.
+        objective: Its objective; the frozen policy is that of each model on which it is computed.
         expected: The oracle's observation.
         witness: The unpacked path's.
         singles: Each subject's own, by its name, from one call with all groups.
@@ -126,7 +126,7 @@ def measure_yardsticks(
     found = {
         case.name: Yardstick(
             case=case,
-            objective=of_case,
+            objective=over(of_case, ADAPTERS_OFF),
             expected=of_forms.expected,
             witness=of_forms.forms[WITNESS.name],
             singles=of_forms.singles,
@@ -140,6 +140,11 @@ def measure_yardsticks(
     proves_nothing = {name for name, yardstick in found.items() if yardstick.vacuous or yardstick.implausible}
     noise = measure_noise([yardstick.noise for yardstick in found.values()], not_pooled=proves_nothing)
     return Yardsticks(by_case=found, noise=noise)
+
+
+def over(objective: Objective, frozen: FrozenPolicy) -> Objective:
+    """The objective over another frozen policy, where it has one."""
+    return replace(objective, reference=frozen) if isinstance(objective, Preference) else objective
 
 
 Kind = Literal["oracle", "unpacked", "single"]

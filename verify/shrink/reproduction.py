@@ -118,6 +118,8 @@ def command(shrunk: Shrunk, setting: Setting) -> list[tuple[str, str]]:
         options.append(("--layers", str(model.num_layers)))
     options += [("--cases-file", _here(_CASES)), ("--subject", _subject(shrunk.named)), ("--dtype", shrunk.dtype)]
     options += [("--variation", name) for name in request.variations]
+    if model.train != "lora":
+        options.append(("--train", model.train))
     preference = preference_beside(request.objective)
     options += [
         ("--beta", repr(preference.beta)),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reports.words import plural
 from verify.cases import CASE_KINDS, Case
 from verify.gate import Progress, Result
 from verify.model_holder import LeftBehindError
@@ -216,7 +217,7 @@ class _Task:
 
         search = Search(start.candidate, still_fails, Limits(MAX_TRIALS, self.until))
         minimise(search)
-        notes = [*start.notes, f"{search.trials} trials"]
+        notes = [*start.notes, plural(search.trials, "trial")]
         if search.stopped_by:
             notes.append(f"stopped by {search.stopped_by}: a smaller case may exist")
         again = Trials(self.setting.request, select_subject(self.named), self.dtype).failure(search.best)

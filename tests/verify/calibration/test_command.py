@@ -144,10 +144,10 @@ def test_no_worker_outlives_a_program_that_was_killed(tmp_path: Path) -> None:
     program = (
         "import multiprocessing, os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from verify.calibration.run import _end_with_the_parent\n"
+        "from verify.parent_process import end_with_the_parent\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('spawn')\n"
-        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_the_parent)\n"
+        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=end_with_the_parent)\n"
         "    pool.submit(os.getpid).result()\n"
         "    os.kill(os.getpid(), 9)\n"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from verify.checks.check import EXACT_CHECK_NAMES
@@ -34,8 +36,20 @@ OF_EXAMPLES = {
 ONLY_IT = ("reach", "row-map", "repeat", "normalisation", "optimizer-steps", "gradient-checkpointing", "dropout")
 
 
-def killed(names: tuple[str, ...]) -> dict[str, tuple[Mutation, set[str]]]:
-    run = prepare_faults(FaultOptions(faults=names, dtypes=("float32",))).runs[0]
+HARMLESS = (
+    "nothing-replaced", "positions-shifted", "branches-reordered", "padding-in-front", "prompt-in-two-segments",
+    "junk-in-padding", "padding-sees-everything", "logits-in-chunks", "micro-batches-weighted",
+)  # fmt: skip
+DEEP = "sixth-level-one-late"
+
+Found = Mapping[str, tuple[Mutation, set[str]]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """Each mutation with the exact checks that flag it; all are put to them on one model and share its yardsticks."""
+    names = (*KILLED_BY.values(), *HARMLESS, DEEP)
+    (run,) = prepare_faults(FaultOptions(faults=names, dtypes=("float32",))).runs
     with torch_threads(1):
         findings = exact_findings(run.request, run.mutations, lambda text: None)
     assert not [finding for finding in findings if finding.verdict is Verdict.ERROR]
@@ -45,9 +59,8 @@ def killed(names: tuple[str, ...]) -> dict[str, tuple[Mutation, set[str]]]:
     }
 
 
-def test_every_exact_check_kills_a_planted_fault() -> None:
+def test_every_exact_check_kills_a_planted_fault(found: Found) -> None:
     assert KILLED_BY.keys() | OF_EXAMPLES == set(EXACT_CHECK_NAMES)
-    found = killed(tuple(KILLED_BY.values()))
     for check, fault in KILLED_BY.items():
         mutation, seen_by = found[fault]
         assert check in seen_by
@@ -57,17 +70,13 @@ def test_every_exact_check_kills_a_planted_fault() -> None:
             assert seen_by == {check}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["nothing-replaced", "positions-shifted", "branches-reordered", "padding-in-front", "prompt-in-two-segments",
-     "junk-in-padding", "padding-sees-everything", "logits-in-chunks", "micro-batches-weighted"],
-)  # fmt: skip
-def test_a_harmless_change_is_seen_only_where_its_proof_does_not_hold(name: str) -> None:
-    ((mutation, seen_by),) = killed((name,)).values()
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_harmless_change_is_seen_only_where_its_proof_does_not_hold(name: str, found: Found) -> None:
+    mutation, seen_by = found[name]
     assert isinstance(mutation, EquivalentMutant)
     assert seen_by == set(mutation.outside_proof)
 
 
-def test_a_position_below_five_segments_is_seen_by_the_row_map() -> None:
+def test_a_position_below_five_segments_is_seen_by_the_row_map(found: Found) -> None:
     """No other case of the checks has a segment that deep, and what rounding hides in bfloat16 is plain in integers."""
-    assert killed(("sixth-level-one-late",))["sixth-level-one-late"][1] == {"row-map"}
+    assert found[DEEP][1] == {"row-map"}

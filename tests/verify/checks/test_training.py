@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,16 +20,19 @@ from verify.checks.check import ExactCheckName, Finding
 from verify.checks.checkpointed import checkpointed, is_checkpointed
 from verify.checks.lora_weights import read_weights
 from verify.checks.optimizer_steps import QUICK_OPTIMIZER_STEPS
+from verify.checks.run import measure_setting, run_checks
 from verify.checks.same_dropout import PROBABILITY, SameDropout, same_dropout
 from verify.checks.shares import shares
 from verify.checks.trajectory import batches_of
 from verify.groups import PreferenceGroup
 from verify.model_holder import ModelHolder
 from verify.model_state import Baseline
+from verify.models.request import ModelRequest
 from verify.objective import Objective, Preference
 from verify.subject import Support
 from verify.subjects.packed import PackedSubject
 from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.tolerance import load_policy
 from verify.verdict import Verdict
 
 Groups = Sequence[PreferenceGroup]
@@ -94,7 +97,7 @@ class TestOptimizerSteps:
         subject.loss = loss_on_kept  # type: ignore[method-assign, assignment]
         finding = put_to(put, subject, "optimizer-steps")
         assert finding.verdict is Verdict.FAIL
-        assert finding.reason.startswith("after 1 steps of AdamW: ")
+        assert finding.reason.startswith("after 1 step of AdamW: ")
 
     def test_gradients_that_the_call_itself_leaves_are_counted(self, put: Put) -> None:
         """Every gradient is there twice: once from inside, once from the loss that is returned."""
@@ -245,6 +248,16 @@ class TestGradientCheckpointing:
         finding = put_to(put, Step(before=lambda model, groups: model.eval()), "gradient-checkpointing")
         assert finding.verdict is Verdict.NOT_APPLICABLE
         assert "none of 0 layers was run again" in finding.reason
+
+    def test_dropout_of_the_model_itself_draws_the_same_masks_when_layers_run_again(self) -> None:
+        """GPT-2 drops a tenth of its embeddings, attention weights and outputs, in training mode only."""
+        checks = tuple(replace(check, cases=("distinct-tokens",)) for check in only("gradient-checkpointing"))
+        holder = ModelHolder(ModelRequest(name="tiny-gpt2"), "float32")
+        setting = measure_setting(
+            checks, holder, dtype="float32", objective=Preference(), policy=load_policy(None), seed=0
+        )
+        findings = [*run_checks(HONEST, checks, setting, holder)]
+        assert {finding.verdict for finding in findings} == {Verdict.PASS}, [finding.reason for finding in findings]
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
     def test_the_model_is_as_before(self, use_reentrant: bool, holder: ModelHolder) -> None:

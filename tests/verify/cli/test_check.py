@@ -319,10 +319,6 @@ WRONG: dict[str, tuple[Callable[[Files, Path], Arguments], str]] = {
         options("--subject", "fault:head-without-gradient"),
         "--subject fault:head-without-gradient with --train lora: it is a fault under all",
     ),
-    "shrinking where every weight is trained": (
-        lambda f, t: ["--train", "all", "--shrink", "--out", f.folder / "out"],
-        "--shrink with --train all: a reproduction trains adapters",
-    ),
     "every weight of a model that is too large": (
         options("--train", "all", "--model", "qwen3-32b"),
         "of gradients, would take",

@@ -1,4 +1,4 @@
-"""Patterns over LoRA tensors, quantities and cases."""
+"""Patterns over trained tensors, quantities and cases."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ NAMES = tuple(
 RIGHT = GradientDifference(relative=1e-7, norm_ratio=1.0, cosine=1.0, beyond=False)
 WRONG = GradientDifference(relative=0.7, norm_ratio=1.3, cosine=0.6, beyond=True)
 ZERO = GradientDifference(relative=1.0, norm_ratio=0.0, cosine=math.nan, beyond=True)
+NOT_A_NUMBER = GradientDifference(relative=math.inf, norm_ratio=math.nan, cosine=math.nan, beyond=True, finite=False)
+NOT_ZERO = GradientDifference(relative=math.inf, norm_ratio=1.0, cosine=1.0, beyond=True)
 MISSING = GradientDifference(relative=1.0, norm_ratio=0.0, cosine=math.nan, beyond=True, missing=True)
 
 
@@ -46,6 +48,8 @@ def first(**changed: GradientDifference) -> str:
         ("some-layers-only", {"layers.0": WRONG}),
         ("missing", {"layers.0": MISSING}),
         ("zero", {"layers.1": ZERO}),
+        ("not-finite", {"layers.1": NOT_A_NUMBER}),
+        ("not-zero", {"layers.1.mlp.up_proj.lora_A": NOT_ZERO}),
         ("one-tensor-only", {"layers.2.mlp.up_proj.lora_A": WRONG}),
         ("some-tensors", {"layers.2.mlp.up_proj.lora_A": WRONG, "layers.0.self_attn.q_proj.lora_B": WRONG}),
         ("all-tensors", {"model": WRONG}),
@@ -65,6 +69,7 @@ def test_one_ratio_over_all_tensors_is_named_with_its_sign(ratio: float, turned:
 
 
 def test_two_ratios_are_not_one() -> None:
+    assert first(lora_A=GradientDifference(relative=1e-3, norm_ratio=1.001, cosine=1.0, beyond=True)) != "one-ratio"
     one, other = (GradientDifference(relative=0.1, norm_ratio=r, cosine=1.0, beyond=True) for r in (1.1, 1.2))
     assert first(lora_A=one, lora_B=other) == "all-tensors"
 

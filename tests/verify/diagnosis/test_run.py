@@ -179,6 +179,7 @@ def test_what_fails_by_values_is_diagnosed_before_what_fails_by_exact_checks_alo
 # Other models than the causal LM of the run with its adapters off.
 
 OVER_ADAPTER = next(case for case in reference_cases(257, 0) if case.name == "reference-frozen-adapter")
+SEPARATE = next(case for case in reference_cases(257, 0) if case.reference == "separate-model")
 OF_REWARDS = next(case for case in objective_cases(257, 0) if case.objective_name == "reward-model")
 OF_IMAGES = next(case for case in image_cases(257, 0, ImageFormat((3, 12, 12), 257, 9)) if len(case.groups) == 3)
 
@@ -186,6 +187,7 @@ OF_IMAGES = next(case for case in image_cases(257, 0, ImageFormat((3, 12, 12), 2
 @pytest.mark.parametrize(
     ("name", "case", "on", "stages", "near"),
     [
+        ("prompt-embedding-gradient-averaged", SEPARATE, "diagnosis", ["activations", "gradients"], []),
         ("frozen-adapter-ignored", OVER_ADAPTER, "diagnosis", ["reference"], ["frozen-adapter-ignored"]),
         ("reward-pairs-summed", OF_REWARDS, "diagnosis-groups-reward-model", ["objective", "accumulation"], []),
         ("reward-head-learns-from-chosen", OF_REWARDS, "diagnosis-groups-reward-model", ["scores"], []),
@@ -204,6 +206,8 @@ def test_a_failure_is_diagnosed_on_the_model_that_it_failed_on(
     subject, fault = FaultySubject(mutation=mutation_named(name)), mutation_named(name)
     with_images = ModelRequest(name="tiny-llava", lora=LoraSpec(strength=0.3))
     request = replace(request_for([subject]), cases=(case,), model_with_images=with_images if case.has_images else None)
+    if fault.trains == ("all",):
+        request = replace(request, model=replace(request.model, train="all", reference="separate-model"))
     results = run_gate(request, lambda done, total, text: None).results
     assert [result.verdict for result in results] == [Verdict.FAIL]
     assert isinstance(fault, Fault)

@@ -73,6 +73,12 @@ def test_positions_and_predictors_of_trees() -> None:
     assert stages.predictors(rows).tolist() == [[-1, 0, 1, 2, 3, 4, 1]]
 
 
+def test_positions_that_passed_through_bfloat16_still_index_a_table() -> None:
+    stages, rows = planted("positions-in-bfloat16", (PreferenceGroup((1,) * 257, ((2,),), ((3,),)),))
+    positions = stages.positions(rows)[0]
+    assert (positions.dtype, positions[-3:].tolist()) == (torch.int64, [256, 256, 256])
+
+
 def test_what_is_merged_too_far_takes_the_token_of_its_neighbour() -> None:
     _, rows = planted("responses-merged-one-token-too-far", TREE)
     assert rows.input_ids.tolist() == [[1, 2, 3, 4, 6, 7]]

@@ -1,12 +1,13 @@
-"""One rank of two sharded training steps; prints the peak of live bytes of each, its share of parameters included.
+"""Two sharded training steps; prints the peak of live bytes of each on rank 0, its share of parameters included.
 
-Not a test: `test_sharded_memory` runs it, once for each rank.
+Not a test: `test_sharded_memory` runs it. The other ranks are forked, so that torch is imported once for all.
 
-    python sharded_rank.py PATH-TO-STORE RANK NUM-RANKS
+    python sharded_rank.py PATH-TO-STORE NUM-RANKS
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from typing import Any
@@ -109,11 +110,30 @@ def peak_of_step(trained: str) -> int:
     return storages.peak
 
 
-def main(store: str, rank: int, num_ranks: int) -> None:
+def run_rank(store: str, rank: int, num_ranks: int) -> tuple[int, ...]:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
-    print(*map(peak_of_step, ("lora", "all")), flush=True)
+    peaks = tuple(map(peak_of_step, ("lora", "all")))
     dist.destroy_process_group()
+    return peaks
+
+
+def fork_rank(store: str, rank: int, num_ranks: int) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run_rank(store, rank, num_ranks)
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def main(store: str, num_ranks: int) -> None:
+    others = [fork_rank(store, rank, num_ranks) for rank in range(1, num_ranks)]
+    print(*run_rank(store, 0, num_ranks))
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in others))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))

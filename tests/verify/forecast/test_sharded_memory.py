@@ -35,19 +35,11 @@ CONFIG = NamedConfig(
 def real_peaks(store: Path) -> tuple[int, int]:
     """Of rank 0, adapters trained and all parameters."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, RANK, store, str(rank), "2"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    (out, err), _ = [rank.communicate(timeout=300) for rank in ranks]
-    assert ranks[0].returncode == 0, err
-    lora, everything = map(int, out.split())
+    done = subprocess.run(
+        [sys.executable, RANK, store, "2"], capture_output=True, text=True, env=environment, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    lora, everything = map(int, done.stdout.split())
     return lora, everything
 
 

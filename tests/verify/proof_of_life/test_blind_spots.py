@@ -172,6 +172,10 @@ def test_what_no_subject_was_judged_on_shows_nothing(policy: Policy) -> None:
     in_one_dtype = [passed("dense-sdpa", CASES[0], "float64")]
     (spot,) = blind_spots(request, in_one_dtype, CONFIG)
     assert (spot.what, len(spot.faults)) == ("any fault of the subjects, of which none was judged", len(FAULTS))
+    # Without what rounding hid the record would not hold every fault that was planted.
+    hidden = ("float32", "logits-in-bfloat16-forward")
+    _, spot = blind_spots(request, in_one_dtype, CONFIG, within_rounding=[hidden])
+    assert (spot.why, spot.faults) == (f"planted and within budget: {hidden[1]}", [hidden[1]])
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_dummy_calls_leave_every_bit_of_the_gradients(record: ShardedRecord) -> 
         ({"device": "tpu"}, "--device tpu: give cpu, or cuda"),
         ({"subject": ["splitt"]}, "unknown subject 'splitt'"),
         ({"model": "qwen4"}, "qwen4"),
+        ({"train": "all", "dtype": ["bfloat16"]}, "weights would be trained in it; give mixed-bfloat16"),
         ({"pairs": 5}, "--pairs goes with --data FILE"),
         ({"data": Path(__file__)}, "--data needs --tokenizer DIR"),
         ({"data": Path(__file__), "tokenizer": Path(__file__).parent, "case": ["balanced"]}, "give --data or --case"),

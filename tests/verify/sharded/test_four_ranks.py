@@ -33,7 +33,7 @@ from verify.verdict import Verdict
 NUM_RANKS = 4
 OF_USERS = Path(__file__).parents[1] / "third_party_subjects.py"
 SUBJECTS = ("split", f"{OF_USERS}:ByHand", f"{OF_USERS}:OwnLoss", f"{OF_USERS}:OffByOnePredictor", "split/two-pass")
-PLANTED_IN_REAL = ("local-denominators", "cached-reference-by-local-index", "dropped-last-batch")
+PLANTED_IN_REAL = ("local-denominators", "cached-reference-by-local-index")
 PLANTED = ("clip-over-local-shard", "dummy-call-times-zero", "mean-of-rank-means")
 
 
@@ -82,7 +82,7 @@ def write_pairs(folder: Path) -> Path:
 def real_options(folder: Path) -> ShardedOptions:
     return ShardedOptions(
         model="tiny", layers=1, subjects=("split",), backends=(), precisions=("float32",), cases=(), full=False,
-        data=folder / "pairs.jsonl", tokenizer=folder, pairs=11, max_tokens=150, seed=0, policy=None,
+        data=folder / "pairs.jsonl", tokenizer=folder, pairs=11, max_tokens=150, seed=0, policy=None, train="all",
     )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def test_checks_pass_and_faults_are_caught_on_four_ranks(outcome: ShardedOutcome
     assert {planted.name: bool(planted.caught_by) for planted in outcome.planted} == dict.fromkeys(PLANTED, True)
 
 
-def test_real_pairs_are_judged_on_ranks_that_have_uneven_numbers_of_them(
+def test_real_pairs_are_judged_on_ranks_that_have_uneven_numbers_of_them_and_train_every_weight(
     ran: tuple[ShardedOutcome, tuple[ShardedOutcome, DataRecord]],
 ) -> None:
     real, data = ran[1]
@@ -212,3 +212,8 @@ def test_real_pairs_are_judged_on_ranks_that_have_uneven_numbers_of_them(
     assert {finding.verdict for finding in real.findings} == {Verdict.PASS}
     assert {planted.name: bool(planted.caught_by) for planted in real.planted} == dict.fromkeys(PLANTED_IN_REAL, True)
     assert (data.rows_read, data.num_pairs, data.violations_by_reason) == (12, 11, {"over_max_tokens": 1})
+    of_adapters, of_weights = (
+        sum(judgement.num_compared for _, judgement in result.judgements if judgement.quantity == "gradients")
+        for result in (results(ran[0], "split")["uneven-over-ranks"], results(real, "split")["real-pairs-0"])
+    )
+    assert of_weights > 2 * of_adapters

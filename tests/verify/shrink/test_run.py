@@ -66,6 +66,15 @@ def test_the_mask_matters_from_the_second_rejected_token_on_whatever_the_size(sh
     assert size["vocabulary"] == size["largest token id"] + 1 == 4
 
 
+def test_every_weight_stays_trained(shrink: Shrink, tmp_path: Path) -> None:
+    """The fault sits in a row of the embedding whose token takes no part."""
+    model = ModelRequest(name="tiny", num_layers=1, train="all", reference="separate-model")
+    case = replace(CASES["one-token-responses"], reference="separate-model")
+    (found,) = shrink(["fault:unused-tokens-have-gradient"], [case], model=model)
+    assert facts(tmp_path, found)["failure"]["kind"] == "gradients: not finite"
+    assert "--train all" in (tmp_path / found.folder / "run.sh").read_text(encoding="utf-8")
+
+
 def test_a_frozen_policy_and_a_reward_model_stay_what_they_were(shrink: Shrink, tmp_path: Path) -> None:
     groups = (PreferenceGroup((1, 2), ((3,),), ((4,),)), PreferenceGroup((5,), ((3,),), ((6, 7),)))
     cached = Case(name="cached", why="a response behind two prompts", groups=groups, reference="cached")

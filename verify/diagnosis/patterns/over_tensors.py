@@ -1,4 +1,4 @@
-"""Patterns over LoRA gradients: which tensors differ, and how."""
+"""Patterns over gradients: which tensors differ, and how."""
 
 from __future__ import annotations
 
@@ -21,26 +21,34 @@ def _differing(gradients: Gradients) -> Gradients:
 def missing(gradients: Gradients) -> str | None:
     """No gradient at all."""
     names = [name for name, gradient in gradients.items() if gradient.missing]
-    return f"{len(names)} of {len(gradients)} LoRA tensors have no gradient, e.g. {names[0]}" if names else None
+    return f"{len(names)} of {len(gradients)} trained tensors have no gradient, e.g. {names[0]}" if names else None
 
 
 def not_finite(gradients: Gradients) -> str | None:
     """NaN or infinity."""
-    names = [name for name, gradient in gradients.items() if not gradient.relative < float("inf")]
-    return f"{len(names)} of {len(gradients)} LoRA gradients are not finite, e.g. {names[0]}" if names else None
+    names = [name for name, gradient in gradients.items() if not gradient.finite]
+    return f"{len(names)} of {len(gradients)} gradients are not finite, e.g. {names[0]}" if names else None
+
+
+def not_zero(gradients: Gradients) -> str | None:
+    """Something where there has to be nothing."""
+    names = [name for name, gradient in gradients.items() if gradient.not_zero]
+    which = f"{len(names)} of {len(gradients)} gradients"
+    return f"{which} are not 0 where no token takes part, e.g. {names[0]}" if names else None
 
 
 def zero(gradients: Gradients) -> str | None:
     """Exactly zero."""
     names = [name for name, gradient in gradients.items() if gradient.norm_ratio == 0 and not gradient.missing]
-    return f"{len(names)} of {len(gradients)} LoRA gradients are exactly 0, e.g. {names[0]}" if names else None
+    return f"{len(names)} of {len(gradients)} gradients are exactly 0, e.g. {names[0]}" if names else None
 
 
 def one_ratio(gradients: Gradients) -> str | None:
     """All tensors parallel to the right ones, by one ratio."""
     ratios = [gradient.norm_ratio for gradient in gradients.values()]
     cosines = [gradient.cosine for gradient in gradients.values()]
-    if not _differing(gradients) or not all(abs(cosine) >= _PARALLEL for cosine in cosines):
+    all_differ = bool(gradients) and len(_differing(gradients)) == len(gradients)
+    if not all_differ or not all(abs(cosine) >= _PARALLEL for cosine in cosines):
         return None
     middle = sorted(ratios)[len(ratios) // 2]
     if any(abs(ratio - middle) > _SAME_RATIO * middle for ratio in ratios):
@@ -48,7 +56,7 @@ def one_ratio(gradients: Gradients) -> str | None:
     turned = all(cosine < 0 for cosine in cosines)
     if not turned and any(cosine < 0 for cosine in cosines):
         return None
-    return f"every LoRA gradient is {-middle if turned else middle:.6g} times the right one"
+    return f"every gradient is {-middle if turned else middle:.6g} times the right one"
 
 
 def one_tensor_only(gradients: Gradients) -> str | None:
@@ -57,8 +65,9 @@ def one_tensor_only(gradients: Gradients) -> str | None:
     if len(differing) != 1 or len(gradients) < 2:
         return None
     ((name, gradient),) = differing.items()
-    parallel = f", {gradient.norm_ratio:.6g} times the right one" if gradient.cosine >= _PARALLEL else ""
-    return f"of {len(gradients)} LoRA gradients only that of {name} differs{parallel}"
+    is_longer = gradient.cosine >= _PARALLEL and not gradient.not_zero
+    parallel = f", {gradient.norm_ratio:.6g} times the right one" if is_longer else ""
+    return f"of {len(gradients)} gradients only that of {name} differs{parallel}"
 
 
 def one_parameter_kind(gradients: Gradients) -> str | None:
@@ -91,18 +100,19 @@ def all_tensors(gradients: Gradients) -> str | None:
     differing = _differing(gradients)
     if not differing or len(differing) < len(gradients):
         return None
-    return f"all {len(gradients)} LoRA gradients differ"
+    return f"all {len(gradients)} gradients differ"
 
 
 def some_tensors(gradients: Gradients) -> str | None:
     """None of the above: a count at least."""
     differing = _differing(gradients)
-    return f"{len(differing)} of {len(gradients)} LoRA gradients differ" if differing else None
+    return f"{len(differing)} of {len(gradients)} gradients differ" if differing else None
 
 
 TENSOR_PATTERNS: tuple[Callable[[Gradients], str | None], ...] = (
     missing,
     not_finite,
+    not_zero,
     zero,
     one_ratio,
     one_tensor_only,
@@ -117,7 +127,7 @@ def tensor_patterns(gradients: Gradients) -> tuple[Pattern, ...]:
     """Patterns of the differing gradients, most telling first.
 
     Args:
-        gradients: By LoRA tensor.
+        gradients: By trained tensor.
 
     Returns:
         The patterns; the mere count where there is no other; nothing where nothing differs.
