@@ -22,6 +22,8 @@ _ATTENTIONS = ("eager", "sdpa")
 def model_bits(model: Any) -> tuple[Tensor, ...]:
     """Logits of a few fixed tokens, with adapters on and off where there are any, through both unpacked attentions.
 
+    Whether autocast is on does not matter: it is a setting of those who ask, not of the model.
+
     Args:
         model: The model.
 
@@ -32,7 +34,7 @@ def model_bits(model: Any) -> tuple[Tensor, ...]:
     ids = (torch.arange(_NUM_TOKENS, device=embedding.weight.device) * 37 + 11) % embedding.num_embeddings
     before, bits = model.config._attn_implementation, []
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(embedding.weight.device.type, enabled=False):
             for attention in _ATTENTIONS:
                 model.set_attn_implementation(attention)
                 bits.append(model(input_ids=ids[None], use_cache=False).logits.clone())

@@ -55,6 +55,7 @@ CONDITIONS: dict[str, Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...
     "127 tokens": lambda p, c, r: {len(p), len(c), len(r)} == {127},
     "128 tokens": lambda p, c, r: {len(p), len(c), len(r)} == {128},
     "129 tokens": lambda p, c, r: {len(p), len(c), len(r)} == {129},
+    "a response that ends in a token of value 0": lambda p, c, r: c[-1] == 0 or r[-1] == 0,
 }
 
 
@@ -174,6 +175,14 @@ def test_responses_part_at_so_many_levels_and_one_ends_inside_the_tree(levels: i
     (groups,) = (c.groups for c in CASES if c.name == case)
     (deep,) = [group for group in groups if len(shared_lengths(group) - {0}) >= levels - 1]
     assert any(y[: len(x)] == x for x in deep.completions for y in deep.completions if len(x) < len(y))
+
+
+def test_a_sequence_comes_with_another_end_of_its_prompt_and_a_response_behind_a_prompt_that_begins_alike() -> None:
+    (groups,) = (case.groups for case in CASES if case.name == "prompts-begin-alike")
+    paths = {(len(group.prompt_ids), group.prompt_ids + ids) for group in groups for ids in group.completions}
+    assert len({path for _, path in paths}) < len(paths)
+    found = {(group.prompt_ids, ids) for group in groups for ids in group.completions}
+    assert len({(prompt_ids[:16], ids) for prompt_ids, ids in found}) < len(found)
 
 
 def test_two_prompts_begin_alike_and_part() -> None:

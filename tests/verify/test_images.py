@@ -234,3 +234,19 @@ def test_all_of_the_tiny_model_are_images_on_another_and_every_frozen_policy() -
     assert not any(case.has_images or case.reference for case in quick.request.cases)
     for options in ({"objective": "reward-model"}, {"model": "tiny-qwen2"}, {"cases": ("balanced",)}):
         assert prepare_check(CheckOptions(full=True, jobs=1, **options)).request.model_with_images is None
+
+
+def test_what_is_kept_by_the_tokens_of_prompt_and_response_is_stale_for_another_image(llava: ModelUnderTest) -> None:
+    kept: dict[object, torch.Tensor] = {}
+
+    def by_text(group: PreferenceGroup) -> list[torch.Tensor]:
+        keys = [(group.prompt_ids, ids) for ids in group.completions]
+        if not kept.keys() >= set(keys):
+            kept.update(zip(keys, WITNESS.per_token_logps(llava.model, [group]), strict=True))
+        return [kept[key] for key in keys]
+
+    groups = CASES["equal-text-other-images"].groups
+    with torch.no_grad():
+        honest = [WITNESS.per_token_logps(llava.model, [group]) for group in groups]
+        assert (torch.cat(by_text(groups[0])) - torch.cat(list(honest[0]))).abs().max() == 0
+        assert (torch.cat(by_text(groups[1])) - torch.cat(list(honest[1]))).abs().max() > 0.1

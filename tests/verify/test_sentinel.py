@@ -25,6 +25,13 @@ def test_an_unchanged_model_gives_the_same_bits(model: Any) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_model_under_autocast_gives_the_bits_that_it_gave_before(model: Any) -> None:
+    """Third parties' subjects are held to them within exact checks, which run under it."""
+    before = model_bits(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same_bits(before, model_bits(model))
+
+
 @pytest.mark.parametrize("change", ["scaling of an adapter", "epsilon of a norm", "class of a module"])
 def test_a_change_that_no_list_of_settings_has_shows(model: Any, change: str) -> None:
     before = model_bits(model)

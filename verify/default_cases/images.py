@@ -39,6 +39,7 @@ def image_cases(vocab_size: int, seed: int, images: ImageFormat) -> tuple[Case, 
     before, behind = tokens(4), tokens(6)
     text = (*before, *seen, *behind)
     first, second = image(), image()
+    answer, other_answer = tokens(7), tokens(4)
     return (
         Case(
             name="pair-with-image",
@@ -47,10 +48,10 @@ def image_cases(vocab_size: int, seed: int, images: ImageFormat) -> tuple[Case, 
         ),
         Case(
             name="equal-text-other-images",
-            why="two prompts of the same tokens show different images: what is known by its tokens alone is mixed up",
+            why="which of two responses is preferred depends on the image alone: what is known by tokens is mixed up",
             groups=(
-                PreferenceGroup(text, (tokens(7),), (tokens(4),), images=(first,)),
-                PreferenceGroup(text, (tokens(3),), (tokens(8),), images=(second,)),
+                PreferenceGroup(text, (answer,), (other_answer,), images=(first,)),
+                PreferenceGroup(text, (other_answer,), (answer,), images=(second,)),
             ),
         ),
         Case(

@@ -10,7 +10,7 @@ from verify.objective import COMPARING_NAMES
 
 
 def objective_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
-    """Cases of two uneven groups, each under an objective of its own.
+    """Cases of two uneven groups, each under an objective of its own. One response ends in token 0, a word here.
 
     Args:
         vocab_size: Token ids are drawn from [0, vocab_size).
@@ -26,7 +26,7 @@ def objective_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
 
     groups = (
         PreferenceGroup(tokens(7), (tokens(5), tokens(2)), (tokens(9), tokens(1), tokens(4))),
-        PreferenceGroup(tokens(3), (tokens(6),), (tokens(3), tokens(8))),
+        PreferenceGroup(tokens(3), (tokens(6),), (tokens(3), (*tokens(7), 0))),
     )
     return tuple(
         Case(

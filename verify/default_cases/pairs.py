@@ -119,15 +119,16 @@ def prompts_begin_alike(tokens: _Take) -> Case:
     Args:
         tokens: Gives so many token ids.
     """
-    start = tokens(16)
-
-    def pair(rest: int, chosen: int, rejected: int) -> PreferenceGroup:
-        return PreferenceGroup(start + tokens(rest), (tokens(chosen),), (tokens(rejected),))
-
+    start, question, answer, refused = tokens(16), tokens(5), tokens(6), tokens(4)
     return Case(
         name="prompts-begin-alike",
-        why="one system prompt, other questions, one of them empty: found by its start, a prompt is another's",
-        groups=(pair(5, 6, 4), pair(9, 5, 8), pair(0, 7, 3)),
+        why="one system prompt, other questions, one of them learned with its answer: a prompt found by its start is "
+        "another's, and so is a sequence found without the place where its prompt ends; a response ends in token 0",
+        groups=(
+            PreferenceGroup(start + question, (answer,), (refused,)),
+            PreferenceGroup(start + tokens(9), (refused,), (tokens(13),)),
+            PreferenceGroup(start, (question + answer,), ((*tokens(10)[:-1], 0),)),
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from verify.diagnosis.cases import diagnostic_cases, kinds_to_try, richest_first
 from verify.diagnosis.differences import Differences
 from verify.diagnosis.gather import gather
 from verify.diagnosis.layers import first_differing
-from verify.diagnosis.patterns.over_quantities import quantity_patterns
+from verify.diagnosis.patterns.over_quantities import quantity_patterns, reward_model_patterns
 from verify.diagnosis.patterns.over_tensors import tensor_patterns
 from verify.diagnosis.patterns.over_tokens import Branches, token_patterns
 from verify.diagnosis.patterns.pattern import Pattern
@@ -195,7 +195,7 @@ def _of_rewards(
     near = _nearest(study, study.signature(actual), without)
     return Diagnosis(
         case=study.case.name,
-        patterns=(*quantity_patterns(differences.beyond, is_sft=False), *tensor_patterns(differences.gradients)),
+        patterns=(*reward_model_patterns(differences.beyond), *tensor_patterns(differences.gradients)),
         suspects=rank(
             (*reward_suspects(differences), *exact_check_suspects(findings, parity_holds=False)),
             [(n.fault.name, n.fault.stage, n.distance) for n in near],

@@ -35,6 +35,7 @@ Diagnosed = Callable[[str], Diagnosis]
         "Temperature",
         "Averaged",
         "ReferenceUnmasked",
+        "ReferenceOfAnother",
         "Hinge",
         "WeighedByPrompt",
         "GradientsClippedOneByOne",

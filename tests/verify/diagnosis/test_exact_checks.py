@@ -55,6 +55,18 @@ def test_a_check_that_fails_alone_names_its_stage_and_its_place(check: ExactChec
     assert suspects[0].because == f"exact check {check} on case distinct-tokens: somewhere"
 
 
+@pytest.mark.parametrize(
+    ("how", "first"),
+    [
+        ("kept its bits, though it depends on them", "readout"),
+        ("changed, though it depends on none of them", "mask"),
+    ],
+)
+def test_a_reward_that_does_not_follow_its_own_tokens_is_read_at_the_wrong_slot(how: str, first: str) -> None:
+    finding = failed("branch-isolation", f"rewriting every chosen response: the reward of group 0, chosen {how}")
+    assert stages(exact_check_suspects([finding], parity_holds=False))[0] == (first, INFERRED)
+
+
 @pytest.mark.parametrize("check", [name for name in EXACT_CHECK_NAMES if name != "row-map"])
 def test_every_check_has_a_stage_and_what_did_not_fail_has_none(check: ExactCheckName) -> None:
     assert exact_check_suspects([failed(check)], parity_holds=False)

@@ -13,7 +13,7 @@ from verify.comparison import Quantity
 from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.differences import GradientDifference
 from verify.diagnosis.patterns.over_cases import case_patterns
-from verify.diagnosis.patterns.over_quantities import quantity_patterns
+from verify.diagnosis.patterns.over_quantities import quantity_patterns, reward_model_patterns
 from verify.diagnosis.patterns.over_tensors import tensor_patterns
 from verify.faults.conditions import BEYOND_256, SEVERAL_GROUPS
 
@@ -89,6 +89,14 @@ def test_two_ratios_are_not_one() -> None:
 )
 def test_a_pattern_of_quantities_is_found(pattern: str, beyond: set[Quantity]) -> None:
     assert [found.name for found in quantity_patterns(beyond)] == [pattern] * bool(pattern)
+
+
+@given(beyond=st.sets(st.sampled_from(["rewards", "margins", "loss", "gradients"])))
+def test_nothing_is_said_of_the_log_probs_of_a_reward_model(beyond: set[Quantity]) -> None:
+    said = [found.sentence for found in reward_model_patterns(beyond)]
+    assert not any("log-prob" in sentence for sentence in said)
+    assert len(said) <= 1
+    assert said or not beyond & {"rewards", "loss"} or "margins" in beyond
 
 
 CASES = tiny_cases(257, 0)

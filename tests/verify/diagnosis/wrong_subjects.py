@@ -581,6 +581,19 @@ class ReferenceUnmasked(Trainer):
         return torch.ones_like(visible).tril() if getattr(self, "open", False) else visible
 
 
+class ReferenceOfAnother(Trainer):
+    """Takes the sums of another frozen policy off, and shows no log-probs."""
+
+    name, stage = "reference-of-another", "reference"
+
+    def reference(self, model, groups):
+        return [1.2 * logps for logps in super().reference(model, groups)]
+
+    def loss(self, model, groups, objective):
+        output = super().loss(model, groups, objective)
+        return SimpleNamespace(loss=output.loss, rewards=output.rewards)
+
+
 # Objective
 
 

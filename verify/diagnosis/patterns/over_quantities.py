@@ -71,6 +71,40 @@ def loss_of_right_log_probs(beyond: Beyond) -> str | None:
 SFT_PATTERNS: tuple[Callable[[Beyond], str | None], ...] = (loss_of_right_log_probs, gradients_only)
 
 
+def rewards_and_what_follows(beyond: Beyond) -> str | None:
+    """The decoder, or the head and where it reads."""
+    if "rewards" not in beyond or beyond <= {"rewards", "margins"}:
+        return None
+    return "rewards differ, and what is made of them"
+
+
+def rewards_alone(beyond: Beyond) -> str | None:
+    """Logging."""
+    return "only rewards differ: loss and gradients are exact" if beyond and beyond <= {"rewards", "margins"} else None
+
+
+def loss_of_right_rewards(beyond: Beyond) -> str | None:
+    """What a reward model makes of right rewards."""
+    return "all rewards are exact, the loss differs" if "loss" in beyond and beyond <= {"loss", "gradients"} else None
+
+
+REWARD_MODEL_PATTERNS: tuple[Callable[[Beyond], str | None], ...] = (
+    rewards_and_what_follows,
+    rewards_alone,
+    loss_of_right_rewards,
+    gradients_only,
+)
+
+
+def reward_model_patterns(beyond: Beyond) -> tuple[Pattern, ...]:
+    """Patterns of the differing quantities of a reward model, which has no log-probs; at most one.
+
+    Args:
+        beyond: Quantities of which some value is beyond its budget.
+    """
+    return found(REWARD_MODEL_PATTERNS, beyond)
+
+
 def quantity_patterns(beyond: Beyond, *, is_sft: bool = False) -> tuple[Pattern, ...]:
     """Patterns of the differing quantities; at most one.
 

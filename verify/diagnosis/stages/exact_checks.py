@@ -100,6 +100,11 @@ def _stages(finding: Finding, context: _Context) -> list[tuple[StageName, float]
             return [("mask", POSSIBLE if context.decoder_agrees else INFERRED), ("activations", POSSIBLE)]
         case "group-isolation" if finding.reason.startswith(_OF_REFERENCE):
             return [("reference", where_parity_holds if context.steady else POSSIBLE)]
+        case "branch-isolation" | "group-isolation" | "causality" if "the reward of " in finding.reason:
+            # A reward that does not follow its own tokens is read elsewhere, or they are hidden from where it is read.
+            kept = context.steady and "kept its bits" in finding.reason
+            return [("readout", INFERRED if kept else POSSIBLE), ("mask", POSSIBLE if kept else INFERRED),
+                    ("activations", POSSIBLE)]  # fmt: skip
         case "branch-isolation" | "group-isolation" | "causality" | "no-cross-attention":
             # They compare calls: of a subject that does not repeat they prove nothing.
             certain = context.steady and not context.decoder_agrees

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from verify.diagnosis.coefficients import Weights
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
 from verify.diagnosis.stages.token_weights import out_of_place
 from verify.objective import Preference
+from verify.subjects.oracle import apply_objective
+from verify.supervised_values import all_supervised
 
 _TOLERANCE = 2e-3
 _LOW_PRECISION = 0.02
@@ -44,6 +47,12 @@ def reward_suspects(evidence: Evidence) -> Iterator[Suspect]:
         which = out_of_place(weights, evidence)
         yield Suspect("supervision", INFERRED, f"tokens of one response weigh differently in the gradient{which}")
         yield Suspect("reduction", POSSIBLE, "a sum that leaves tokens out looks the same")
+    elif _follows_from_its_rewards(weights, evidence):
+        yield Suspect(
+            "reference", INFERRED,
+            "the gradient is that of these rewards: the policy's sums are right, what is taken off them is not",
+        )  # fmt: skip
+        yield Suspect("reduction", POSSIBLE, "wrong sums of the frozen policy alone look the same")
     else:
         yield Suspect(
             "reduction", INFERRED, "tokens of one response weigh alike, but sums are not those of the log-probs"
@@ -89,6 +98,26 @@ def _rewards_by_value(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect("objective", MEASURED, "rewards are made of right sums of other responses")
     elif float(((actual - right) / right).abs().max()) < _LOW_PRECISION:
         yield Suspect("reduction", INFERRED, "rewards are off by less than 2 %: sums in too low a precision")
+
+
+def _follows_from_its_rewards(weights: Weights, evidence: Evidence) -> bool:
+    """Whether responses weigh in the gradient what the right loss of the subject's own rewards makes them weigh.
+
+    What is taken off a policy's sum, such as the sum of another frozen policy, is a constant: it moves the reward, and
+    the gradient only through it. A wrong sum of the policy itself changes the gradient otherwise.
+    """
+    assert isinstance(evidence.objective, Preference)
+    expected, logps = evidence.expected, [part.clone().requires_grad_() for part in evidence.expected.per_token_logps]
+    off = (expected.rewards - evidence.actual.rewards) / evidence.objective.beta
+    refs = [
+        part + (extra / len(part) if evidence.objective.sums_tokens else extra)
+        for part, extra in zip(expected.ref_per_token_logps, off, strict=True)
+    ]
+    loss = apply_objective(logps, refs, all_supervised(evidence.groups), evidence.objective).loss
+    implied = torch.zeros_like(weights.values)
+    for rows, part in zip(weights.basis.members, torch.autograd.grad(loss, logps), strict=True):
+        implied[rows] += part[0]
+    return _same(weights.values, implied)
 
 
 def _other_sums(actual: Tensor, sums: Tensor, refs: Tensor, beta: float) -> bool:
