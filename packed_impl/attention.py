@@ -75,7 +75,7 @@ _TABLE: Mapping[str, Backend] = {
         "packed-split",
         split_attention_forward,
         "split_calls",
-        lambda forests, device, dtype, window: plan_split_calls(forests, device, window),
+        lambda forests, device, dtype, window: plan_split_calls(forests, device, dtype, window),
     ),
 }
 BACKENDS = tuple(_TABLE)

@@ -1,18 +1,18 @@
 """The record of measured cost: every step of every rank as it was read, and what the steps amount to.
 
 Like the record of the gate it holds plain values, refuses unknown fields, and refuses to contradict itself: a median
-that its steps do not have, a ratio of other medians, a path that was measured and is NOT_APPLICABLE.
+or an interval that its steps do not have, a ratio of other medians, a path that was measured and is NOT_APPLICABLE.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from statistics import median
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from reports.cost_consistency import contradictions
 from reports.record_names import DtypeName
 from reports.record_setting import Environment, ModelRecord
 from reports.values import Count, RecordPart, Settings, Text
@@ -23,8 +23,6 @@ PathName = Literal["padded", "unpadded", "padding-free", "dense", "sparse", "spl
 PATH_NAMES: tuple[PathName, ...] = get_args(PathName)
 MemoryMeasure = Literal["cuda-allocator", "live-bytes", "resident"]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
-
-_NS = 1e9
 
 
 class CitedParityRecord(RecordPart):
@@ -186,12 +184,6 @@ class PathFigures(RecordPart):
     steps_compiled: Count
     """Steps within which something was compiled; they are among the measured ones, and count."""
 
-    @model_validator(mode="after")
-    def _median_lies_between(self) -> Self:
-        if not self.lower_quartile_s <= self.median_s <= self.upper_quartile_s:
-            raise ValueError(f"{self.path}: median {self.median_s} s outside its quartiles")
-        return self
-
 
 class IntervalRecord(RecordPart):
     """A ratio with an interval of 95 %."""
@@ -254,63 +246,10 @@ class WorkloadRecord(RecordPart):
         return sum(lengths) / len(lengths)
 
     @model_validator(mode="after")
-    def _medians_are_those_of_the_steps(self) -> Self:
-        for figures in self.figures:
-            times: dict[int, int] = {}
-            for step in self.steps:
-                if step.phase == "measured" and step.path == figures.path:
-                    times[step.round] = max(times.get(step.round, 0), step.elapsed_ns)
-            if len(times) != figures.num_steps or figures.num_steps != self.num_rounds:
-                raise ValueError(
-                    f"{self.name}: {figures.num_steps} steps of {figures.path}, but {len(times)} of {self.num_rounds} "
-                    "rounds are recorded"
-                )
-            if not math.isclose(found := median(times.values()) / _NS, figures.median_s, rel_tol=1e-9):
-                raise ValueError(f"{self.name}: {figures.path} has a median of {figures.median_s} s, its steps {found}")
+    def _figures_and_ratios_are_those_of_the_steps(self) -> Self:
+        if problem := next(contradictions(self), None):
+            raise ValueError(f"{self.name}: {problem}")
         return self
-
-    @model_validator(mode="after")
-    def _ratios_are_those_of_the_figures(self) -> Self:
-        for ratio in self.ratios:
-            above, below = self.figures_of(ratio.path), self.figures_of(ratio.over)
-            if above is None or below is None:
-                raise ValueError(f"{self.name}: a ratio of {ratio.path} over {ratio.over}, of which one has no figures")
-            for value, expected in (
-                (ratio.time.value, above.median_s / below.median_s),
-                (ratio.cpu_time and ratio.cpu_time.value, _over(above.median_cpu_s, below.median_cpu_s)),
-                (ratio.memory, _over(above.peak_bytes, below.peak_bytes)),
-                (ratio.step_memory, _over(above.step_bytes, below.step_bytes)),
-            ):
-                if (value is None) != (expected is None) or not math.isclose(value or 0, expected or 0, rel_tol=1e-9):
-                    raise ValueError(
-                        f"{self.name}: {ratio.path} over {ratio.over} is {value}, the figures give {expected}"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _no_step_is_there_twice(self) -> Self:
-        counts = Counter((s.session, s.phase, s.round, s.path, s.rank) for s in self.steps)
-        if twice := next((key for key, count in counts.items() if count > 1), None):
-            raise ValueError(f"{self.name}: step {twice} is recorded twice")
-        return self
-
-    @model_validator(mode="after")
-    def _peaks_are_those_of_the_steps(self) -> Self:
-        for figures in self.figures:
-            if figures.peak_bytes is None:
-                continue
-            peaks: dict[int, int] = {}
-            for step in self.steps:
-                if step.phase == "measured" and step.path == figures.path:
-                    peaks[step.round] = peaks.get(step.round, 0) + (step.peak_bytes or 0)
-            if figures.peak_bytes != (found := max(peaks.values(), default=0)):
-                raise ValueError(f"{self.name}: {figures.path} has a peak of {figures.peak_bytes}, its steps {found}")
-        return self
-
-
-def _over(above: float | None, below: float | None) -> float | None:
-    """A ratio; None where either is not known or is 0."""
-    return above / below if above and below else None
 
 
 class RecordedRatioRecord(RecordPart):
@@ -412,6 +351,26 @@ class CostRecord(RecordPart):
                 raise ValueError(f"{workload.name} has figures of other paths than those that were measured")
             if stray := {step.path for step in workload.steps} - names:
                 raise ValueError(f"{workload.name} has steps of {', '.join(sorted(stray))}, which was not measured")
-            if ranks := {step.rank for step in workload.steps} - set(range(self.num_ranks)):
-                raise ValueError(f"{workload.name} has steps of rank {min(ranks)}; there are {self.num_ranks}")
+            if (ranks := {step.rank for step in workload.steps}) != set(range(self.num_ranks)):
+                raise ValueError(f"{workload.name} has steps of ranks {sorted(ranks)}; there are {self.num_ranks}")
+            if any(len(batch.groups) != self.pairs_per_rank for batch in workload.batches):
+                raise ValueError(f"{workload.name} has batches of other than {self.pairs_per_rank} pairs")
+        return self
+
+    @model_validator(mode="after")
+    def _what_stands_beside_recorded_ratios_was_measured(self) -> Self:
+        entering = [workload for workload in self.workloads if workload.enters_comparison]
+        for row in self.recorded:
+            if row.measured_time is None:
+                continue
+            ratios = [ratio for workload in entering if (ratio := workload.ratio(row.path, row.over_here))]
+            memories = [ratio.memory for ratio in ratios if ratio.memory is not None]
+            for what, value, found in (
+                ("time", row.measured_time, [ratio.time.value for ratio in ratios]),
+                ("memory", row.measured_memory, memories),
+            ):
+                if (value is None) != (not found) or not math.isclose(value or 0, median(found or [0]), rel_tol=1e-9):
+                    raise ValueError(
+                        f"{row.check}: {row.path} over {row.over_here} has a {what} of {value}: not measured"
+                    )
         return self

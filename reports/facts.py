@@ -42,6 +42,7 @@ def environment_facts(record: Record) -> dict[str, str]:
         "platform": environment.platform,
         "processor": f"{environment.processor}, {plural(environment.num_threads, 'thread')}",
         "device": environment.device,
+        **({"float32 products": environment.float32_products} if environment.float32_products else {}),
         "packages": ", ".join(f"{name} {version}" for name, version in environment.packages.items()) or NONE,
         "seeds": ", ".join(f"{name} {seed}" for name, seed in record.seeds.items()) or NONE,
     }

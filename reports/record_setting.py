@@ -20,6 +20,9 @@ class Environment(RecordPart):
     device: str
     packages: Versions
     """Exact version of each package that takes part in the computation."""
+    float32_products: Text = ""
+    """Whether the device multiplies float32 matrices in float32, or in TF32 or less, as measured; "" where no record
+    said yet."""
 
 
 class ModelRecord(RecordPart):

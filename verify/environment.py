@@ -13,6 +13,8 @@ import torch
 from reports.record_setting import Environment
 
 _PACKAGES = ("packparity", "torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "pydantic")
+_PROBED = 256
+"""Side of a matrix for which a GPU has the kernels that it has for large ones."""
 
 
 def read_environment(device: str) -> Environment:
@@ -31,7 +33,27 @@ def read_environment(device: str) -> Environment:
         num_threads=torch.get_num_threads(),
         device=_device(device),
         packages={name: _version(name) for name in _PACKAGES},
+        float32_products=float32_products(device),
     )
+
+
+def float32_products(device: str) -> str:
+    """What a device multiplies float32 matrices in, measured: settings, variables and libraries all have a say in it.
+
+    A product of 1 + 2^-12 and 1 is itself in float32; TF32 keeps 10 bits behind the point, bfloat16 7.
+
+    Args:
+        device: The torch device.
+
+    Returns:
+        In words, beginning with "float32" or "TF32 or less".
+    """
+    factors = torch.full((_PROBED, _PROBED), 1 + 2**-12, device=device)
+    is_exact = torch.equal(factors @ torch.eye(_PROBED, device=device), factors)
+    asked = f"precision asked for: {torch.get_float32_matmul_precision()}"
+    if is_exact:
+        return f"float32, as {_PROBED} x {_PROBED} products of 1 + 2^-12 and 1 show; {asked}"
+    return f"TF32 or less: products of 1 + 2^-12 and 1 are rounded; {asked}"
 
 
 def tool_version() -> str:

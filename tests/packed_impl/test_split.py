@@ -54,7 +54,7 @@ def test_split_attention_is_masked_attention(rows: list[Forest], key_heads: int,
         k,
         v,
         None,
-        split_calls=plan_split_calls(rows, CPU, window),
+        split_calls=plan_split_calls(rows, CPU, window=window),
         scaling=0.7,
         sliding_window=window,
     )
@@ -118,6 +118,16 @@ def test_a_cuda_call_names_its_pattern_and_builds_no_mask() -> None:
     assert type(row.calls[1].bias).__name__ == "CausalBias"
 
 
+def test_masks_of_all_calls_of_all_rows_are_parts_of_one_in_the_dtype_of_the_queries() -> None:
+    """SDPA makes a mask of numbers from one of booleans, in every call of every layer, and keeps it for backward."""
+    rows = [Forest.of([5, 2, 4, 3], [None, 0, 0, 2]), Forest.of([2, 6, 6], [None, 0, 0])]
+    calls = [call for row in plan_split_calls(rows, CPU, torch.bfloat16) for call in row.calls]
+    masks = [call.bias for call in calls if call.bias is not None]
+    assert len(masks) == 5
+    assert {mask.dtype for mask in masks} == {torch.bfloat16}
+    assert {mask.untyped_storage().data_ptr() for mask in masks} == {masks[0].untyped_storage().data_ptr()}
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
@@ -144,7 +154,7 @@ def test_a_mask_beside_the_plan_is_refused() -> None:
 @pytest.mark.parametrize(("planned", "asked"), [(None, 4), (4, None), (4, 5), (5, 4)])
 def test_a_layer_of_another_window_than_its_plan_is_refused(planned: int | None, asked: int | None) -> None:
     x = torch.zeros(1, 1, 2, 8)
-    plan = plan_split_calls([Forest.of([2], [None])], CPU, planned)
+    plan = plan_split_calls([Forest.of([2], [None])], CPU, window=planned)
     with pytest.raises(ValueError, match=f"asks for sliding_window {asked}, its rows came with {planned}"):
         split_attention_forward(MODULE, x, x, x, None, split_calls=plan, scaling=1.0, sliding_window=asked)
 

@@ -46,23 +46,23 @@ def step(path: str, number: int, seconds: float, peak: int) -> dict[str, Any]:
     }
 
 
-def figures(path: str, median: float, peak: int) -> dict[str, Any]:
+PADDED = {"median_s": 2.0, "lower_quartile_s": 2.0, "upper_quartile_s": 3.5, "peak_bytes": 400, "step_bytes": 300}
+PADDED |= {"slots_per_s": 14.0, "tokens_per_s": 13.0, "pairs_per_s": 0.5, "utilisation": 26 / 28}
+SPLIT = {"median_s": 1.0, "lower_quartile_s": 1.0, "upper_quartile_s": 1.25, "peak_bytes": 300, "step_bytes": 200}
+SPLIT |= {"slots_per_s": 18.0, "tokens_per_s": 18.0, "pairs_per_s": 1.0, "utilisation": 1.0}
+
+
+def figures(path: str, **changes: Any) -> dict[str, Any]:
+    """Of 2, 2 and 5 s (padded) or 1, 1 and 1.5 s (split), by hand."""
     return {
         "path": path,
         "num_steps": 3,
-        "median_s": median,
-        "lower_quartile_s": median,
-        "upper_quartile_s": median + 0.5,
         "median_cpu_s": 1.0,
-        "peak_bytes": peak,
-        "step_bytes": peak - 100,
         "reserved_bytes": None,
         "host_peak_bytes": None,
-        "slots_per_s": 12_345.0,
-        "tokens_per_s": 10.0,
-        "pairs_per_s": 1.0,
-        "utilisation": 0.8,
         "steps_compiled": 0,
+        **(PADDED if path == "padded" else SPLIT),
+        **changes,
     }
 
 
@@ -74,13 +74,13 @@ def workload(name: str = "balanced", **changes: Any) -> dict[str, Any]:
         "groups": [lengths],
         "slots": {"padded": 28, "split": 18},
         "tokens": {"padded": 26, "split": 18},
-        "forward_flops": None,
+        "forward_flops": {"padded": 1000, "split": 600},
     }
     ratio = {
         "path": "split",
         "over": "padded",
-        "time": {"value": 0.5, "low": 0.45, "high": 0.55},
-        "cpu_time": {"value": 1.0, "low": 0.9, "high": 1.1},
+        "time": {"value": 0.5, "low": 0.3, "high": 0.5},
+        "cpu_time": {"value": 1.0, "low": 1.0, "high": 1.0},
         "memory": 0.75,
         "step_memory": 200 / 300,
         "flops": 0.6,
@@ -107,7 +107,7 @@ def workload(name: str = "balanced", **changes: Any) -> dict[str, Any]:
             {"when": "end", "path": "padded", "loss": 0.69, "margins": [0.5, -0.5, 0.0, 0.1]},
             {"when": "end", "path": "split", "loss": 0.69, "margins": [0.5, -0.5, 0.1, -0.1]},
         ],
-        "figures": [figures("padded", 2.0, 400), figures("split", 1.0, 300)],
+        "figures": [figures("padded"), figures("split")],
         "ratios": [ratio],
         "best_unpacked_time": "padded",
         "best_unpacked_memory": "padded",
@@ -195,21 +195,48 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, make: Callable[..., 
     assert read_cost(tmp_path) == read_result(tmp_path) == record
 
 
+def of_split(**changes: Any) -> dict[str, Any]:
+    return {"figures": [figures("padded"), figures("split", **changes)]}
+
+
+def of_ratio(**changes: Any) -> dict[str, Any]:
+    return {"ratios": [{**workload()["ratios"][0], **changes}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"figures": [figures("padded", 2.5, 400), figures("split", 1.0, 300)]}, "has a median of 2.5 s, its steps 2"),
+        (of_split(median_s=1.1), "median of split is 1.1, its steps give 1.0"),
+        (of_split(lower_quartile_s=0.9), "lower quartile of split is 0.9, its steps give 1.0"),
+        (of_split(upper_quartile_s=1.2), "upper quartile of split is 1.2, its steps give 1.25"),
+        (of_split(median_cpu_s=0.5), "median of processor time of split is 0.5, its steps give 1"),
+        (of_split(peak_bytes=290), "peak of split is 290, its steps give 300"),
+        (of_split(peak_bytes=None), "peak of split is None, its steps give 300"),
+        (of_split(step_bytes=190), "peak of the step alone of split is 190, its steps give 200"),
+        (of_split(reserved_bytes=1), "peak of reserved bytes of split is 1, its steps give None"),
+        (of_split(host_peak_bytes=1), "peak of host memory of split is 1, its steps give None"),
+        (of_split(steps_compiled=1), "number of steps that compiled of split is 1, its steps give 0"),
+        (of_split(slots_per_s=19.0), "number of slots per second of split is 19.0, its steps give 18.0"),
+        (of_split(tokens_per_s=19.0), "number of tokens per second of split is 19.0, its steps give 18.0"),
+        (of_split(pairs_per_s=1.5), "number of pairs per second of split is 1.5, its steps give 1.0"),
+        (of_split(utilisation=0.9), "utilisation of split is 0.9, its steps give 1.0"),
         ({"steps": [step("padded", 0, 2, 400)]}, "3 steps of padded, but 1 of 3 rounds"),
-        (
-            {"figures": [figures("padded", 2.0, 500), figures("split", 1.0, 300)], "ratios": []},
-            "a peak of 500, its steps 400",
-        ),
+        ({"steps": workload()["steps"][:-1]}, "round 2 has 0 measured steps of split on rank 0: expected one"),
+        ({"steps": [*workload()["steps"], step("split", 0, 1, 300)]}, "is recorded twice"),
+        ({"steps": [*workload()["steps"], {**step("split", 0, 1, 300), "session": 1}]}, "round 0 has 2 measured steps"),
+        ({"batches": workload()["batches"][:2]}, "round 2 has 0 batches of rank 0: expected 1"),
         ({"best_unpacked_time": "split"}, "the best unpacked time is that of split"),
         ({"best_unpacked_memory": None}, "the best unpacked memory is that of None"),
-        ({"ratios": [{**workload()["ratios"][0], "memory": 0.7}]}, "split over padded is 0.7, the figures give 0.75"),
-        ({"ratios": [{**workload()["ratios"][0], "over": "dense"}]}, "of which one has no figures"),
-        ({"steps": [*workload()["steps"], step("split", 0, 1, 300)]}, "is recorded twice"),
-        ({"figures": [figures("padded", 2.0, 400)], "ratios": []}, "figures of other paths than those"),
+        (of_ratio(memory=0.7), "memory of split over padded is 0.7, the figures give 0.75"),
+        (of_ratio(step_memory=0.7), "memory of the step alone of split over padded is 0.7"),
+        (of_ratio(flops=0.7), "FLOPs of split over padded is 0.7, the figures give 0.6"),
+        (of_ratio(over="dense"), "of which one has no figures"),
+        (of_ratio(time={"value": 0.4, "low": 0.3, "high": 0.5}), "time of split over padded is 0.4, the figures give"),
+        (of_ratio(time={"value": 0.5, "low": 0.2, "high": 0.5}), "time of .* has the interval 0.2 to 0.5, rounds have"),
+        (of_ratio(time={"value": 0.5, "low": 0.3, "high": 0.6}), "time of .* has the interval 0.3 to 0.6, rounds have"),
+        (of_ratio(time={"value": 0.5, "low": 0.5, "high": 0.4}), "has the interval 0.5 to 0.4"),
+        (of_ratio(cpu_time={"value": 1.0, "low": 0.9, "high": 1.0}), "processor time of .* has the interval 0.9 to 1"),
+        ({"figures": [figures("padded")], "ratios": []}, "figures of other paths than those"),
     ],
 )
 def test_a_workload_that_contradicts_its_steps_is_refused(
@@ -217,6 +244,19 @@ def test_a_workload_that_contradicts_its_steps_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         make(workloads=[workload(**changes)])
+
+
+def test_a_record_that_contradicts_its_workloads_is_refused(make: Callable[..., CostRecord]) -> None:
+    row = {**make().recorded[0].model_dump(), "path": "split", "why_not": "", "measured_time": 0.5}
+    assert make(recorded=[{**row, "measured_memory": 0.75}]).recorded[0].measured_time == 0.5
+    for changes, message in (
+        ({"recorded": [{**row, "measured_memory": 0.7}]}, "split over padded has a memory of 0.7: not measured"),
+        ({"recorded": [{**row, "measured_time": 0.4}]}, "split over padded has a time of 0.4: not measured"),
+        ({"pairs_per_rank": 2}, "balanced has batches of other than 2 pairs"),
+        ({"num_ranks": 2}, r"balanced has steps of ranks \[0\]; there are 2"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            make(**changes)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +286,8 @@ def test_a_tie_counts_as_one_half_and_against_a_decision() -> None:
 def test_the_headline_is_over_the_best_unpacked_path_and_says_unverified(make: Callable[..., CostRecord]) -> None:
     (line,) = cost_overview.headline(make())
     assert line == (
-        "split (unverified): over the best unpacked path; balanced: 0.500 [0.450, 0.550] of the time of padded "
-        "(1.00 [0.900, 1.10] of its processor time), 0.750 of the memory of padded"
+        "split (unverified): over the best unpacked path; balanced: 0.500 [0.300, 0.500] of the time of padded "
+        "(1.00 [1.00, 1.00] of its processor time), 0.750 of the memory of padded"
     )
     assert cost_overview.absent(make()) == ["sparse: NOT_APPLICABLE: no backward on cpu"]
 
@@ -274,7 +314,7 @@ def test_every_rendering_shows_medians_ratios_and_what_was_recorded(make: Callab
     print_cost(record, console)
     for text in (cost_markdown.render(record), cost_html.render(record), console.export_text()):
         plain = text.replace("\\", "")
-        for shown in ("0.500 [0.450, 0.550]", "0.6395", "no backward on cpu", "unverified", "2.00", "1.00"):
+        for shown in ("0.500 [0.300, 0.500]", "0.6395", "no backward on cpu", "unverified", "2.00", "1.00"):
             assert shown in plain or f"{float(shown.split()[0]):.3f}"[:5] in plain
 
 
@@ -317,8 +357,15 @@ def test_a_workload_without_an_unpacked_path_is_still_shown(make: Callable[..., 
 def test_two_records_are_compared_by_their_ratios(make: Callable[..., CostRecord]) -> None:
     slower = workload(
         steps=[*workload()["steps"][:3], *(step("split", number, 1.6, 300) for number in range(3))],
-        figures=[figures("padded", 2.0, 400), {**figures("split", 1.6, 300), "upper_quartile_s": 2.0}],
-        ratios=[{**workload()["ratios"][0], "time": {"value": 0.8, "low": 0.7, "high": 0.9}}],
+        **of_split(
+            median_s=1.6,
+            lower_quartile_s=1.6,
+            upper_quartile_s=1.6,
+            slots_per_s=11.25,
+            tokens_per_s=11.25,
+            pairs_per_s=0.625,
+        ),
+        **of_ratio(time={"value": 0.8, "low": 0.32, "high": 0.8}),
     )
     difference = compare(make(), make(workloads=[slower]))
     assert [pair.what for pair in difference.moved] == ["balanced, split: time"]

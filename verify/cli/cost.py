@@ -72,9 +72,26 @@ def cost(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from reports.cost_store import COST_FILES
     from reports.store import check_writable
-    from verify.cli import option_checks
+    from verify.cli.cost_checks import check_cost_options
     from verify.sharded.ranks import place_from_environment, start_local_ranks
 
+    check_cost_options(
+        preset=preset,
+        scale=scale,
+        model=model,
+        layers=layers,
+        paths=_listed(paths),
+        regimes=regime or (),
+        seeds=seed or (),
+        data=data,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+    )
+    lengths = None if sweep is None else tuple(_whole("--sweep", text) for text in _listed(sweep))
+    if resume and out is None:
+        raise ValueError("--resume goes with --out DIR: that is where the journal of the run is")
     place = place_from_environment(_kind_of_device(device, preset, scale))
     if ranks is not None and ranks > 1 and place is None:
         try:
@@ -82,15 +99,6 @@ def cost(
         except KeyboardInterrupt:
             _say_interrupted(out)
             raise typer.Exit(_INTERRUPTED) from None
-    if model is not None:
-        option_checks.check_model(model, layers)
-    for each in seed or ():
-        option_checks.check_numbers(seed=each)
-    option_checks.check_numbers(seed=0, threads=threads)
-    if device is not None:
-        option_checks.check_device_name(device)
-    if resume and out is None:
-        raise ValueError("--resume goes with --out DIR: that is where the journal of the run is")
     if out is not None:
         check_writable(out, COST_FILES)
 
@@ -105,7 +113,7 @@ def cost(
         paths=_listed(paths),
         steps=steps,
         regimes=tuple(regime or ()),
-        sweep=None if sweep is None else tuple(_whole("--sweep", text) for text in _listed(sweep)),
+        sweep=lengths,
         data=data,
         tokenizer=tokenizer,
         max_prompt=max_prompt,

@@ -1,13 +1,16 @@
 """The journal of a run: its settings first, then every step and every held-out result as soon as it was read.
 
 A line is on the disk before the next step begins, so that an interruption costs no more than the round it falls into.
-Rank 0 keeps it for all ranks.
+Each ends with a checksum of itself: a digit of a time that has changed on the disk is a time all the same. Rank 0 keeps
+it for all ranks.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,7 @@ from reports.store import OutputError, RecordError, problems_of
 from reports.values import RecordPart, Settings
 
 JOURNAL_FILE = "cost-journal.jsonl"
+_CHECKED = re.compile(r'(.*),"crc32":(\d+)\}', re.DOTALL)
 
 
 class JournalSettings(RecordPart):
@@ -149,15 +153,25 @@ class Journal:
     def _write(self, lines: Sequence[str], mode: str) -> None:
         try:
             with self.path.open(mode, encoding="utf-8", newline="\n") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+                file.write("".join(f"{_with_checksum(line)}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise OutputError(f"cannot write {self.path}: {error.strerror}") from error
 
+    def _checked(self, number: int, text: str) -> str:
+        """A line without its checksum, which it must have."""
+        found = _CHECKED.fullmatch(text)
+        if found is None or zlib.crc32(f"{found[1]}}}".encode()) != int(found[2]):
+            raise RecordError(
+                f"{self.path}, line {number}: damaged, or written by another version: its checksum is not that of its "
+                "text; begin anew in another --out"
+            )
+        return f"{found[1]}}}"
+
     def _check_settings(self, text: str) -> None:
         try:
-            before = JournalSettings.model_validate_json(text)
+            before = JournalSettings.model_validate_json(self._checked(1, text))
         except ValidationError as error:
             raise RecordError(f"{self.path}, line 1: not the settings of a run: {problems_of(error)}") from error
         for name in ("options", "versions", "machine"):
@@ -170,11 +184,16 @@ class Journal:
 
     def _line(self, number: int, text: str) -> _Line:
         try:
-            return _Line.model_validate_json(text)
+            return _Line.model_validate_json(self._checked(number, text))
         except ValidationError as error:
             raise RecordError(
                 f"{self.path}, line {number}: not a step or a held-out result: {problems_of(error)}"
             ) from error
+
+
+def _with_checksum(text: str) -> str:
+    """An object in JSON with one more field, the CRC-32 of its text without it."""
+    return f'{text[:-1]},"crc32":{zlib.crc32(text.encode())}}}'
 
 
 def _short(value: object) -> str:

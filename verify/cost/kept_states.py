@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from verify.cost.training import TrainingState
 
 STATES_FOLDER = "cost-states"
 _NAME = re.compile(r"workload(\d+)-rank(\d+)-round(\d+)\.safetensors")
+_CHECKSUM = "crc32"
 _BETWEEN = "::"
 """Between a path's name and that of its tensor."""
 
@@ -49,7 +52,7 @@ class KeptStates:
         aside = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
         tensors = {f"{path}{_BETWEEN}{name}": t for path, state in states.items() for name, t in state.items()}
         try:
-            save_file(tensors, aside)
+            save_file(tensors, aside, metadata={_CHECKSUM: str(_checksum(tensors))})
             with aside.open("rb") as file:
                 os.fsync(file.fileno())
             aside.replace(place)
@@ -69,11 +72,18 @@ class KeptStates:
         """
         place = self._file(workload, num_rounds)
         try:
-            tensors = load_file(place)
+            with safe_open(place, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                written = (file.metadata() or {}).get(_CHECKSUM)
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"{place}: the state of an interrupted run cannot be read: {error}; give another --out"
             ) from error
+        if written != str(_checksum(tensors)):
+            raise ValueError(
+                f"{place}: the state of an interrupted run is damaged: its checksum is not that of its tensors; give "
+                "another --out"
+            )
         states: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             path, _, name = key.partition(_BETWEEN)
@@ -90,3 +100,12 @@ class KeptStates:
 
     def _file(self, workload: int, num_rounds: int) -> Path:
         return self._folder / f"workload{workload}-rank{self.rank}-round{num_rounds}.safetensors"
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    """CRC-32 of names and bytes, in the order of the names."""
+    checksum = 0
+    for name in sorted(tensors):
+        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data, checksum)
+    return checksum

@@ -183,7 +183,8 @@ def _step(bench: Bench, path: Path, batch: Batch, phase: Phase, round_number: in
         case "live-bytes":
             memory = followed or (None, None)
         case "resident":
-            memory = resident_before, peak_of_process
+            # The kernel's counts are approximate: a peak can be read some pages below what was resident before it.
+            memory = resident_before, max(peak_of_process or 0, resident_before or 0) or None
     return StepRecord(
         phase=phase,
         session=bench.session,

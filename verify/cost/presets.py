@@ -133,3 +133,30 @@ def preset_named(name: str) -> Preset:
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: give one of {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def chosen_preset(name: str | None, scale: str, *, has_data: bool) -> tuple[Preset | None, Scale, Defaults]:
+    """A preset at a scale, and what options are where they were not given.
+
+    Args:
+        name: Name of the preset; None for none.
+        scale: Name of the scale.
+        has_data: Whether a preference file was given.
+
+    Raises:
+        ValueError: An unknown preset or scale, a scale without a preset, or a preset without its data.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}: give {' or '.join(SCALES)}")
+    known: Scale = "tiny" if scale == "tiny" else "full"
+    if name is None:
+        if known == "tiny":
+            raise ValueError("--scale tiny goes with --preset NAME; without a preset everything is as small as you say")
+        return None, known, Defaults()
+    preset = preset_named(name)
+    if preset.needs_data and not has_data:
+        raise ValueError(
+            f"--preset {preset.name} needs --data FILE ({preset.what}), which was not given: a preference file, JSONL "
+            "or Parquet, and --tokenizer DIR to count its tokens (without it four characters are taken for one)"
+        )
+    return preset, known, preset.defaults(known)

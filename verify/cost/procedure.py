@@ -20,8 +20,8 @@ MEMORY_MEANINGS: Mapping[MemoryMeasure, str] = {
     "live-bytes": (
         "bytes of tensors alive on the CPU, followed from the operator that makes one to its end, in a step apart "
         "that is not timed; they follow from the shapes and are the same on every run, but an accelerator's kernels "
-        "keep other things: here split attention keeps masks that it does not need on CUDA, and what an operator uses "
-        "inside is not seen"
+        "keep other things: here dense attention keeps a mask of numbers for each layer, and split attention one in "
+        "all, which it does not need on CUDA; what an operator uses inside is not seen"
     ),
     "resident": (
         "resident memory of each process, its peak reset before each step (clear_refs): it holds libraries, and what "

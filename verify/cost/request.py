@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as FilePath
 
 from reports.cost_record import PATH_NAMES
 from verify.cost.data_pairs import DrawnPairs, LengthLimits, draw_pairs
 from verify.cost.parity_evidence import ParityFile, read_parity
 from verify.cost.paths import Path, paths_named
-from verify.cost.presets import SCALES, Defaults, Preset, Scale, preset_named
+from verify.cost.presets import Defaults, Preset, Scale, chosen_preset
 from verify.cost.training import DEFAULT_LR, OptimizerSettings
 from verify.cost.workload import WorkloadPlan, drawn_plan, length_plan, regime_plan, split_plan
 from verify.models.dtypes import DTYPES
+from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, vocabulary_size
+from verify.models.shape_file import is_shape_file, read_shape
 from verify.objective import Preference
 
 SWEEP_STEPS = 3
@@ -98,28 +100,6 @@ class PreparedCost:
         return tuple(path for path in self.paths if not path.not_applicable(self.device.partition(":")[0]))
 
 
-def defaults_of(options: CostOptions) -> tuple[Preset | None, Scale, Defaults]:
-    """What options are where they were not given.
-
-    Raises:
-        ValueError: An unknown preset or scale, a scale without a preset, or a preset without its data.
-    """
-    if options.scale not in SCALES:
-        raise ValueError(f"unknown scale {options.scale!r}: give {' or '.join(SCALES)}")
-    scale: Scale = "tiny" if options.scale == "tiny" else "full"
-    if options.preset is None:
-        if scale == "tiny":
-            raise ValueError("--scale tiny goes with --preset NAME; without a preset everything is as small as you say")
-        return None, scale, Defaults()
-    preset = preset_named(options.preset)
-    if preset.needs_data and options.data is None:
-        raise ValueError(
-            f"--preset {preset.name} needs --data FILE ({preset.what}), which was not given: a preference file, JSONL "
-            "or Parquet, and --tokenizer DIR to count its tokens (without it four characters are taken for one)"
-        )
-    return preset, scale, preset.defaults(scale)
-
-
 def prepare_cost(options: CostOptions, *, num_ranks: int, device: str | None) -> PreparedCost:
     """Check options and draw what is trained on.
 
@@ -134,7 +114,7 @@ def prepare_cost(options: CostOptions, *, num_ranks: int, device: str | None) ->
     Raises:
         ValueError: An option or an input is wrong; the message says which and what would be right.
     """
-    preset, scale, defaults = defaults_of(options)
+    preset, scale, defaults = chosen_preset(options.preset, options.scale, has_data=options.data is not None)
     if options.tokenizer is not None and options.data is None:
         raise ValueError("--tokenizer goes with --data FILE, which was not given")
     _check_ranks(preset, defaults, options, num_ranks)
@@ -142,8 +122,12 @@ def prepare_cost(options: CostOptions, *, num_ranks: int, device: str | None) ->
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
     device = device or options.device or defaults.device
+    name = options.model or defaults.model
+    shape = read_shape(FilePath(name)) if is_shape_file(name) else None
     model = ModelRequest(
-        name=options.model or defaults.model,
+        name=name,
+        lora=shape.lora if shape else LoraSpec(),
+        config=shape.config if shape else None,
         num_layers=options.layers,
         device=device,
         seed=(options.seeds or defaults.seeds)[0],
@@ -244,6 +228,13 @@ def _file_plan(
     )
     wanted = steps * per_step
     drawn = draw_pairs(options.data, options.tokenizer, limits, num_pairs=wanted + held_out, seed=seed)
+    if len(drawn.lengths) <= held_out:
+        left_out = ", ".join(f"{count} {reason}" for reason, count in drawn.left_out.items())
+        raise ValueError(
+            f"{drawn.file}: {len(drawn.lengths)} usable pairs ({limits}) of {drawn.rows_read} rows"
+            f"{f' (left out: {left_out})' if left_out else ''}, of which {held_out} are to be held out: none is left "
+            "to train on; hold out fewer (--held-out), allow longer ones (--max-prompt, --max-response), or give more"
+        )
     if len(drawn.lengths) < wanted + held_out:
         notes.append(
             f"{drawn.file} gave {len(drawn.lengths)} pairs for {wanted} in steps and {held_out} held out: steps take "
@@ -283,6 +274,7 @@ def settings_of(prepared: PreparedCost) -> dict[str, object]:
     ]
     return {
         "model": prepared.model.name,
+        "shape": asdict(prepared.model.config) if prepared.model.config else None,
         "layers": prepared.model.num_layers,
         "dtype": prepared.dtype,
         "device": prepared.device.partition(":")[0],

@@ -247,7 +247,7 @@ def _split_mask(plan: RowCalls, num_slots: int) -> Tensor:
     for queries, call in zip(slots, plan.calls, strict=True):
         keys = torch.cat([slots[index] for index in call.path])
         square = torch.ones(len(queries), len(keys), dtype=torch.bool).tril()
-        allowed[queries[:, None], keys[None, :]] = square if call.bias is None else call.bias
+        allowed[queries[:, None], keys[None, :]] = square if call.bias is None else call.bias == 0
     return allowed
 
 

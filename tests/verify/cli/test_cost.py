@@ -60,18 +60,41 @@ def test_a_run_is_measured_written_and_shown(cli: Cli, tmp_path: Path) -> None:
     assert "give --resume to go on with it, or another --out" in again.err
 
 
+EARLY = [
+    (("--preset", "nope"), "unknown preset 'nope': give one of mechanism, response-long, ultrafeedback, headline"),
+    (("--preset", "mechanism", "--scale", "small"), "unknown scale 'small': give full or tiny"),
+    (("--scale", "tiny"), "--scale tiny goes with --preset NAME"),
+    (("--preset", "headline", "--scale", "tiny"), "--preset headline needs --data FILE"),
+    (("--paths", "nope"), "unknown path 'nope': give one of padded, unpadded, padding-free, dense, sparse, split"),
+    (("--paths", "split,nope", "--ranks", "2"), "unknown path 'nope'"),
+    (("--regime", "nope"), "unknown regime 'nope': give some of prompt-long, balanced, response-long"),
+    (("--model", "tinyy"), "unknown model 'tinyy'"),
+    (("--dtype", "half"), "unknown dtype 'half'"),
+    (("--sweep", "64,x"), "--sweep: 'x' is not a whole number"),
+    (("--data", "none.jsonl"), "none.jsonl"),
+    (("--tokenizer", "none"), "--tokenizer goes with --data FILE"),
+    (("--resume",), "--resume goes with --out DIR"),
+    (("--seed", "-1"), "--seed -1"),
+    (("--device", "tpu"), "--device tpu"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), EARLY)
+def test_what_is_wrong_is_said_in_one_line_before_torch_is_loaded(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "verify.cost.request", None)  # as whatever loads torch
+    done = cli(*arguments)
+    assert done.status == 2
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--preset", "headline", "--scale", "tiny"), "--preset headline needs --data FILE"),
         (("--preset", "mechanism"), "is for 2 ranks, and there are 1"),
-        (("--paths", "flex"), "unknown path 'flex'"),
-        (("--model", "tinyy"), "unknown model 'tinyy'"),
-        (("--sweep", "64,x"), "--sweep: 'x' is not a whole number"),
-        (("--resume",), "--resume goes with --out DIR"),
         (("--parity", "nowhere"), "cannot read nowhere"),
-        (("--seed", "-1"), "--seed -1"),
-        (("--device", "tpu"), "--device tpu"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(cli: Cli, arguments: tuple[str, ...], message: str) -> None:

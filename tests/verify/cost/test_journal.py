@@ -81,11 +81,25 @@ def test_a_round_is_done_when_every_path_and_rank_is_there() -> None:
     assert not done.is_over(num_rounds=2, holds_out=True, **shape)
 
 
-def test_damage_is_named_by_line(journal: Journal) -> None:
+def test_a_bit_that_flipped_anywhere_is_named_by_its_line(journal: Journal) -> None:
+    """Also one that leaves a step that could have been: 5 ns become 4."""
     journal.add_steps(0, [step("padded"), step("split")])
-    lines = journal.path.read_text().splitlines(keepends=True)
-    journal.path.write_text("".join([*lines[:2], lines[2].replace('"elapsed_ns":5', '"elapsed_ns":-5')]))
-    with pytest.raises(RecordError, match=rf"{JOURNAL_FILE}, line 3: .*elapsed_ns"):
+    journal.add_held_out(0, [HELD_OUT])
+    whole = journal.path.read_bytes()
+    assert b'"elapsed_ns":5' in whole
+    for place in range(0, len(whole), 7):
+        damaged = bytes([whole[place] ^ 1])
+        if b"\n" in (damaged, whole[place : place + 1]):
+            continue
+        journal.path.write_bytes(whole[:place] + damaged + whole[place + 1 :])
+        number = whole[:place].count(b"\n") + 1
+        with pytest.raises(RecordError, match=rf"{JOURNAL_FILE}, line {number}: damaged, or written by another"):
+            journal.resume()
+
+
+def test_a_line_that_is_whole_but_no_step_is_refused(journal: Journal) -> None:
+    journal._write(['{"workload":0,"stop":null}'], "a")
+    with pytest.raises(RecordError, match=rf"{JOURNAL_FILE}, line 2: not a step or a held-out result"):
         journal.resume()
 
 

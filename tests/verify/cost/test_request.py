@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from verify.cost.presets import PRESETS, Scale
 from verify.cost.request import CostOptions, PreparedCost, prepare_cost
 from verify.cost.workload import length_plan, regime_plan
 from verify.data.rows import DataError
+from verify.models.configs import named_config
+from verify.models.lora import LoraSpec
+from verify.models.shape_file import Shape, shape_text
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "samples"
 H4 = SAMPLES / "h4_ultrafeedback.jsonl"
@@ -96,7 +100,9 @@ def test_batches_of_rounds_and_ranks_take_different_pairs_and_none_that_is_held_
 
 
 def test_a_file_of_which_everything_is_held_out_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"3 pairs, of which 8 are to be held out: .*\(--held-out\)"):
+    with pytest.raises(
+        ValueError, match=r"3 usable pairs .* of 3 rows, of which 8 are to be held out: .*\(--held-out\)"
+    ):
         prepare(data=H4)
 
 
@@ -169,3 +175,11 @@ def test_real_pairs_are_used_where_the_model_has_their_tokens(tmp_path: Path, fi
 def test_scales_are_named() -> None:
     scale: Scale = "tiny"
     assert PRESETS["mechanism"].defaults(scale) is PRESETS["mechanism"].tiny
+
+
+def test_a_model_may_be_a_shape_file(tmp_path: Path) -> None:
+    file = tmp_path / "shape.json"
+    file.write_text(shape_text(Shape(replace(named_config("tiny"), hidden_size=32), LoraSpec(rank=4, alpha=8))))
+    request = prepare(model=str(file)).model
+    assert request.config is not None
+    assert (request.config.hidden_size, request.lora.rank) == (32, 4)

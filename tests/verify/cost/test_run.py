@@ -178,6 +178,8 @@ def test_a_damaged_state_is_refused(tmp_path: Path, run: Run) -> None:
     with pytest.raises(Interrupted):
         run({"progress": interrupt_at("step 2 of 2, dense")}, out=tmp_path)
     (kept,) = (tmp_path / STATES_FOLDER).glob("*.safetensors")
-    kept.write_bytes(b"half")
-    with pytest.raises(ValueError, match="cannot be read"):
-        run(out=tmp_path, resume=True)
+    whole = kept.read_bytes()
+    for damaged, message in ((b"half", "cannot be read"), (whole[:-1] + bytes([whole[-1] ^ 1]), "is damaged")):
+        kept.write_bytes(damaged)
+        with pytest.raises(ValueError, match=message):
+            run(out=tmp_path, resume=True)

@@ -1,0 +1,77 @@
+"""``python -m verify.on_a_gpu``: everything that only a GPU can show, in at most ten minutes (docs/on-a-gpu.md)."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from verify.on_a_gpu.outcome import forecast_beside_measured
+from verify.on_a_gpu.plan import FULL, REHEARSAL, SHAPE_FILE, plan
+from verify.on_a_gpu.running import SUMMARY_FILE, beside_lines, exit_status, run_steps, write_summary
+
+
+def options() -> argparse.ArgumentParser:
+    """What the command takes."""
+    parser = argparse.ArgumentParser("python -m verify.on_a_gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="a new folder for every record and summary.json")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="the same steps on a CPU, on tiny models: nothing is said of a GPU"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help=f"for all steps; {FULL.budget_s:g}, of a rehearsal {REHEARSAL.budget_s:g}"
+    )
+    parser.add_argument("--list", action="store_true", help="show the commands and run none")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the steps.
+
+    Returns:
+        Exit status: 0 all passed; 1 a FAIL; 2 a bad request; 3 something was not proven or not reached.
+    """
+    given = options().parse_args(arguments)
+    out, scale = given.out.absolute(), REHEARSAL if given.rehearse else FULL
+    steps = plan(out, scale)
+    if given.list:
+        for step in steps:
+            _say(shlex.join(["python", *step.arguments]))
+        return 0
+    problem = _problem(out, rehearsal=given.rehearse)
+    if problem:
+        print(f"on_a_gpu: error: {problem}", file=sys.stderr)  # noqa: T201
+        return 2
+    out.mkdir(parents=True, exist_ok=True)
+    (out / SHAPE_FILE).write_text(scale.shape_file_text, encoding="utf-8")
+    budget_s = scale.budget_s if given.seconds is None else given.seconds
+    done = run_steps(steps, out, budget_s, _say)
+    write_summary(out, done, rehearsal=given.rehearse, budget_s=budget_s)
+    for line in beside_lines(forecast_beside_measured(out)):
+        _say(line)
+    unreached = [each for each in done if each.found.verdict == "NOT_REACHED"]
+    for each in unreached:
+        _say(f"not reached: {shlex.join(['python', *each.command])}")
+    _say(f"{out / SUMMARY_FILE}" + (": a rehearsal, which says nothing of a GPU" if given.rehearse else ""))
+    return exit_status([each.found.verdict for each in done])
+
+
+def _problem(out: Path, *, rehearsal: bool) -> str:
+    """What is wrong with a request; "" for nothing."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        return f"--out {out} is there already: give a new folder, so that no record of another run is taken for one"
+    if rehearsal:
+        return ""
+    import torch
+
+    return "" if torch.cuda.is_available() else "torch sees no GPU: --rehearse runs the same steps on a CPU"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
