@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verify.gate import Result
+from verify.slots import SlotCount
 from verify.subject import Subject, layout_of
 from verify.verdict import Verdict, fold
 
@@ -87,10 +88,15 @@ class _Fed:
 
 @dataclass(frozen=True, slots=True)
 class _Total:
-    """One phase over all cases: both passes together, and the policy pass (that with gradients) alone."""
+    """One phase over all cases: both passes together, and the policy pass (that with gradients) alone.
+
+    Beside the policy pass of a two-pass step stands another, without gradients, that finds its coefficients: it is
+    none of both, and saves by itself or not.
+    """
 
     both: _Fed
     policy: _Fed
+    first: _Fed
     layer_slots: int = 0
     """Slots that passed the first decoder layer."""
 
@@ -110,10 +116,14 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
     for result in results:
         for phase in result.phases:
             name, count = phase.phase, phase.count
-            known = totals.get(name, _Total(_Fed(name), _Fed(f"the policy pass of {name}")))
+            known = totals.get(name) or _Total(
+                _Fed(name), _Fed(f"the policy pass of {name}"), _Fed(f"the policy pass without gradients of {name}")
+            )
             slots, rows, passes = result.pairwise_slots, result.pairwise_rows, result.passes
+            first_slots, first_rows = first_pass(count)
+            fed_first = (first_slots, first_rows, slots // passes, rows // passes) if first_slots else (0, 0, 0, 0)
             totals[name] = _Total(
-                _added(known.both, count.slots, count.rows, slots, rows),
+                _added(known.both, count.slots - first_slots, count.rows - first_rows, slots, rows),
                 _added(
                     known.policy,
                     count.slots_with_grad,
@@ -121,9 +131,15 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
                     slots // passes,
                     rows // passes,
                 ),
+                _added(known.first, *fed_first),
                 known.layer_slots + count.layer_slots,
             )
     return list(totals.values())
+
+
+def first_pass(count: SlotCount) -> tuple[int, int]:
+    """Slots and rows of passes of the policy without gradients, beside one that has them."""
+    return (count.slots_tried, count.rows_tried) if count.slots_with_grad else (0, 0)
 
 
 def _added(fed: _Fed, slots: int, rows: int, pairwise_slots: int, pairwise_rows: int) -> _Fed:
@@ -167,9 +183,10 @@ def _unseen(total: _Total) -> str:
     """Why what passed the embedding is no account of what ran."""
     if total.both.slots == 0:
         return f"no token passed the model's embedding in {total.both.what}: that a packed path ran cannot be shown"
-    if total.layer_slots > total.both.slots:
+    fed_slots = total.both.slots + total.first.slots
+    if total.layer_slots > fed_slots:
         return (
-            f"says packed, but {total.both.what} fed {total.both.slots} token slots to the embedding and "
+            f"says packed, but {total.both.what} fed {fed_slots} token slots to the embedding and "
             f"{total.layer_slots} to the first decoder layer: what passed the embedding is not all that ran"
         )
     return ""
@@ -192,7 +209,8 @@ def _doubt(total: _Total) -> str:
         return unseen
     # A padded policy pass may not hide behind a packed reference pass. Without a backward pass they look alike.
     reference = [total.reference] if total.reference.pairwise_slots else []  # a reward model has none
-    passes = [total.both, total.policy, *reference] if total.policy.slots else [total.both]
+    first = [total.first] if total.first.slots else []
+    passes = [total.both, total.policy, *first, *reference] if total.policy.slots else [total.both]
     for fed in passes:
         shares_rows = fed.slots == fed.pairwise_slots and fed.rows < fed.pairwise_rows
         if fed.slots >= fed.pairwise_slots and not shares_rows:

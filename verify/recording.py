@@ -43,7 +43,7 @@ from verify.environment import peak_host_bytes, tool_version
 from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
-from verify.packed_proof import Summary, summarise
+from verify.packed_proof import Summary, first_pass, summarise
 from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
 from verify.subjects.oracle import unknown_to_oracle
@@ -320,10 +320,11 @@ def _summary_record(summary: Summary) -> SubjectSummary:
 def _result_record(result: Result) -> ResultRecord:
     slots = None
     if result.phases:
-        most = max((phase.count for phase in result.phases), key=lambda count: count.slots)
+        most = max((phase.count for phase in result.phases), key=lambda count: count.slots - first_pass(count)[0])
+        first_slots, first_rows = first_pass(most)
         slots = SlotsRecord(
-            slots=most.slots,
-            rows=most.rows,
+            slots=most.slots - first_slots,
+            rows=most.rows - first_rows,
             forward_calls=most.forward_calls,
             pairwise_slots=result.pairwise_slots,
             images=most.images,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from verify.models.vision import VISION_TOWER
@@ -18,8 +19,9 @@ class SlotCount:
     """Token slots, rows and calls that passed the embedding while it was being counted.
 
     ``slots_with_grad`` and ``rows_with_grad`` are those that were fed with gradients enabled: the policy pass, not the
-    reference pass. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden states were made
-    past the embedding. ``images`` passed the tower that sees them, where the model has one.
+    reference pass. ``slots_tried`` and ``rows_tried`` are those that the policy was fed without gradients, as in the
+    first pass of a two-pass step. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden
+    states were made past the embedding. ``images`` passed the tower that sees them, where the model has one.
     """
 
     slots: int = 0
@@ -27,6 +29,8 @@ class SlotCount:
     forward_calls: int = 0
     slots_with_grad: int = 0
     rows_with_grad: int = 0
+    slots_tried: int = 0
+    rows_tried: int = 0
     layer_slots: int = 0
     images: int = 0
 
@@ -55,6 +59,7 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
     if not isinstance(embedding, nn.Module):
         raise ValueError(f"{type(model).__name__}.get_input_embeddings() is not a module: slots cannot be counted")
     count = SlotCount()
+    is_policy = _policy_probe(model)
 
     def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         input_ids = args[0] if args else kwargs["input"]
@@ -66,6 +71,9 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         if torch.is_grad_enabled():
             count.slots_with_grad += slots
             count.rows_with_grad += rows
+        elif is_policy():
+            count.slots_tried += slots
+            count.rows_tried += rows
 
     def add_layer(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         hidden_states = args[0] if args else kwargs["hidden_states"]
@@ -85,6 +93,20 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _policy_probe(model: Any) -> Callable[[], bool]:
+    """Says whether the model is the policy at the moment: whether the adapters that are trained now are on then.
+
+    A model without adapters always is: its frozen policy is another model.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    for layer in modules:
+        if isinstance(layer, LoraLayer):
+            factors = layer.lora_A.items()
+            trained = {name for name, factor in factors if any(p.requires_grad for p in factor.parameters())}
+            return lambda: not layer.disable_adapters and bool(trained.intersection(layer.active_adapters))
+    return lambda: True
 
 
 def _vision_tower(model: Any) -> nn.Module | None:

@@ -112,6 +112,30 @@ def test_a_padded_pass_does_not_hide_behind_a_packed_one(with_grad: int, without
     assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
 
 
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (6, ""),  # 6 + 6 without gradients, where an unpacked reference pass would feed 10
+        (10, "the policy pass without gradients of log-probs fed 10 token slots in 2 rows where unpacked rows feed 10"),
+    ],
+)
+def test_the_first_pass_of_a_two_pass_step_is_no_reference_pass(first: int, message: str) -> None:
+    count = SlotCount(
+        6 + 6 + first,
+        6,
+        3,
+        slots_with_grad=6,
+        rows_with_grad=2,
+        slots_tried=first,
+        rows_tried=2,
+        layer_slots=12 + first,
+    )
+    found = summary(result(None, phases=(PhaseSlots("log-probs", count),)))
+    assert found.verdict is (Verdict.INCONCLUSIVE if message else Verdict.PASS)
+    assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
+    assert found.slots == 12, "what the first pass feeds is no part of what policy and reference pass feed"
+
+
 def test_who_says_unpacked_need_not_save_anything() -> None:
     assert summary(result(20), layout="unpacked").verdict is Verdict.PASS
 

@@ -94,6 +94,19 @@ def test_slots_fed_with_gradients_enabled_are_told_apart() -> None:
     assert (count.slots, count.slots_with_grad) == (5, 3)
 
 
+def test_the_policy_without_gradients_is_told_from_the_model_with_its_adapters_off(
+    tiny: Callable[[str], ModelUnderTest],
+) -> None:
+    model = tiny("float32").model
+    with count_slots(model) as count:
+        model(torch.tensor([[1, 2, 3, 4]]))
+        with torch.no_grad():
+            model(torch.tensor([[1, 2, 3]]))
+            with model.disable_adapter():
+                model(torch.tensor([[1, 2]]))
+    assert (count.slots, count.slots_with_grad, count.slots_tried, count.rows_tried) == (4 + 3 + 2, 4, 3, 1)
+
+
 def test_ids_given_by_keyword_count_too() -> None:
     embedding = nn.Embedding(5, 2)
     with count_slots(SimpleNamespace(get_input_embeddings=lambda: embedding)) as count:
