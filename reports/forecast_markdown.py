@@ -9,6 +9,7 @@ from reports.forecast_overview import (
     PEAK_HEADER,
     TIME_HEADER,
     cells,
+    legend,
     peak_cells,
     time_cells,
     title,
@@ -38,6 +39,8 @@ def _blocks(record: ForecastRecord) -> Iterable[str]:
     forecast = [path for path in record.paths if path.peak is not None]
     if forecast:
         yield _table(HEADER, [cells(record, path) for path in record.paths])
+        if said := legend(record):
+            yield said
         yield "## Peak of a rank, GiB"
         yield _table(PEAK_HEADER, [peak_cells(path) for path in forecast])
         yield "## Least seconds by phase"

@@ -90,17 +90,26 @@ def cells(record: ForecastRecord, path: PathRecord) -> tuple[str, ...]:
 
 
 def longest(path: PathRecord) -> str:
-    """The longest pair, e.g. "8,192/8,192"."""
+    """The longest pair, e.g. "8,192/8,192"; marked where the model has no more positions."""
     found = path.longest
     if found is None:
         return ""
     if not found.prompt:
         return "none"
-    at_most = " (all positions)" if found.limit == "positions" else ""
-    return f"{count(found.prompt)}/{count(found.response)}{at_most}"
+    return f"{count(found.prompt)}/{count(found.response)}{ALL_POSITIONS if found.limit == 'positions' else ''}"
 
 
-PEAK_HEADER = ("path", "weights", "optimizer", "grads", "gathered", "activations", "sum", "where")
+ALL_POSITIONS = " max"
+"""After a longest pair that has as many tokens as the model has positions."""
+
+
+def legend(record: ForecastRecord) -> str:
+    """What the mark stands for, where it occurs; else ""."""
+    marked = any(longest(path).endswith(ALL_POSITIONS) for path in record.paths)
+    return "max: as many tokens as the model has positions, memory would take more" if marked else ""
+
+
+PEAK_HEADER = ("path", "weights", "optimizer", "grads", "gathered", "activations", "sum", "phase, layer")
 
 
 def peak_cells(path: PathRecord) -> tuple[str, ...]:
@@ -109,7 +118,7 @@ def peak_cells(path: PathRecord) -> tuple[str, ...]:
     if peak is None:
         return (path.path, *[""] * (len(PEAK_HEADER) - 1))
     parts = (peak.parameters, peak.optimizer_state, peak.gradients, peak.gathered, peak.activations, peak.total)
-    layer = "" if peak.layer is None else f", layer {peak.layer + 1}"
+    layer = "" if peak.layer is None else f", {peak.layer + 1}"
     return (path.path, *(f"{part / 2**30:,.2f}" for part in parts), f"{peak.phase}{layer}")
 
 

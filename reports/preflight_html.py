@@ -6,7 +6,7 @@ from reports.page import page_environment
 from reports.preflight_overview import facts, headline, measures, rows, settings
 from reports.preflight_record import Outcome, PreflightRecord
 
-_STYLES: dict[Outcome, str] = {"GO": "pass", "NO-GO": "fail", "ABSTAINS": "inconclusive"}
+_STYLES: dict[Outcome, str] = {"GO": "pass", "NO-GO": "fail", "ABSTAINS": "inconclusive", "MEASURED": ""}
 
 
 def render(record: PreflightRecord) -> str:

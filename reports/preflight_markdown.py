@@ -30,6 +30,7 @@ def _blocks(record: PreflightRecord) -> Iterable[str]:
     yield "## Findings"
     yield (
         "GO: proven here. NO-GO: found wrong. ABSTAINS: could not be looked at, and proves nothing. "
+        "MEASURED: judged by nothing. "
         f"Without these there is no GO: {escape(', '.join(record.required))}."
     )
     if record.findings:

@@ -1,8 +1,8 @@
 """The record of a preflight: what every probe found on which rank, and whether that is GO or NO-GO.
 
-A finding is GO (proven here), NO-GO (found wrong here) or ABSTAINS (could not be looked at, with the reason). The
-decision follows from the findings alone, so that a record cannot claim another one: NO-GO where something is wrong or
-where something that is required was proven on no rank, or not on all of them.
+A finding is GO (proven here), NO-GO (found wrong here), ABSTAINS (could not be looked at, with the reason) or MEASURED
+(a figure that nothing judges). The decision follows from the findings alone, so that a record cannot claim another
+one: NO-GO where something is wrong or where something that is required was proven on no rank, or not on all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reports.values import Count, Measured, RecordPart, Settings, Text
 
 PREFLIGHT_VERSION: Literal[1] = 1
 
-Outcome = Literal["GO", "NO-GO", "ABSTAINS"]
+Outcome = Literal["GO", "NO-GO", "ABSTAINS", "MEASURED"]
 
 
 class PreflightFinding(RecordPart):

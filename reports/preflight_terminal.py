@@ -11,7 +11,7 @@ from reports.preflight_overview import facts, headline, rows
 from reports.preflight_record import Outcome, PreflightRecord
 from reports.words import one_line, plural
 
-_STYLES: dict[Outcome, str] = {"GO": "green", "NO-GO": "bold red", "ABSTAINS": "yellow"}
+_STYLES: dict[Outcome, str] = {"GO": "green", "NO-GO": "bold red", "ABSTAINS": "yellow", "MEASURED": "dim"}
 _MOST_ALIKE = 4
 """Lines of one probe with one outcome; a cluster has many ranks."""
 

@@ -9,7 +9,12 @@ from typing import Annotated
 
 import typer
 
-_HELP_MODEL = "A published name (qwen3-0.6b to qwen3-32b, llama-3.2-1b), a shape file, a config.json, or its folder."
+from verify.forecast.limits import MOST_PAIRS
+
+_HELP_MODEL = (
+    "A published name (qwen3-0.6b to qwen3-32b, llama-3.2-1b), a JSON file of a shape or a transformers config, or the "
+    "folder of one."
+)
 
 _HELP_PATHS = "Of padded, unpadded, padding-free, dense, sparse, split, with commas between; all unless given."
 
@@ -18,7 +23,7 @@ def forecast(
     model: Annotated[str, typer.Option(help=_HELP_MODEL)] = "qwen3-8b",
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 512,
     response: Annotated[int, typer.Option(help="Tokens of each response.", min=1)] = 512,
-    pairs: Annotated[int, typer.Option(help="Pairs of each rank, in one step.", min=1, max=4096)] = 4,
+    pairs: Annotated[int, typer.Option(help="Pairs of each rank, in one step.", min=1, max=MOST_PAIRS)] = 4,
     paths: Annotated[str, typer.Option(help=_HELP_PATHS)] = "",
     ranks: Annotated[int, typer.Option(help="Ranks that share the parameters (FSDP2).", min=1, max=4096)] = 1,
     device: Annotated[str, typer.Option(help="gb10, h200, or cpu: this machine, measured in a second.")] = "gb10",
@@ -44,10 +49,14 @@ def forecast(
     from reports.store import check_writable, discard_results
     from verify.cli import option_checks
     from verify.cli.imports import heavy_imports
+    from verify.forecast.limits import NO_FLEX_ON_CPU, check_batch
 
     option_checks.check_model(model, layers=None)
     option_checks.check_dtypes([dtype])
     chosen = option_checks.checked_paths(paths)
+    if (device, chosen) == ("cpu", ("sparse",)):
+        raise ValueError(NO_FLEX_ON_CPU)
+    check_batch(prompt=prompt, response=response, pairs=pairs)
     if out is not None:
         check_writable(out, FORECAST_FILES)
     with heavy_imports():

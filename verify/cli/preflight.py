@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from verify.forecast.limits import MOST_PAIRS
+
 _HELP_MODEL = "A name as for packparity check, a checkpoint folder, or a JSON file of a shape."
 _HELP_RANKS = "Start so many ranks on this machine; without it, ranks are started by torchrun or Slurm."
 _HELP_DEVICE = "cpu or cuda; cuda where torch sees a GPU."
@@ -32,9 +34,9 @@ def preflight(
     data: Annotated[Path | None, typer.Option(help="Preference pairs, JSONL or Parquet.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder of the tokenizer; needed with --data.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Leave out longer pairs (they are counted).", min=3)] = None,
-    groups_per_rank: Annotated[int, typer.Option(help="Pairs of a planned step on one rank.", min=1)] = 1,
-    prompt_tokens: Annotated[int, typer.Option(help="Planned length of a prompt.", min=1)] = 512,
-    response_tokens: Annotated[int, typer.Option(help="Planned length of a response.", min=1)] = 512,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt of the planned step.", min=1)] = 512,
+    response: Annotated[int, typer.Option(help="Tokens of each response of the planned step.", min=1)] = 512,
+    pairs: Annotated[int, typer.Option(help="Pairs of each rank in the planned step.", min=1, max=MOST_PAIRS)] = 1,
     ranks: Annotated[int | None, typer.Option(help=_HELP_RANKS, min=1)] = None,
     timeout: Annotated[float, typer.Option(help=_HELP_TIMEOUT, min=1)] = 600.0,
     silence: Annotated[float, typer.Option(help=_HELP_SILENCE, min=2)] = 30.0,
@@ -54,12 +56,14 @@ def preflight(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from verify.cli import option_checks
     from verify.cli.preflight_checks import check_preflight_options, rank_arguments
+    from verify.forecast.limits import check_batch
     from verify.sharded.ranks import place_from_environment, start_local_ranks
 
     check_preflight_options(
         model=model, layers=layers, dtype=dtype, backends=backend or (), profile=profile, device=device
     )
     option_checks.check_numbers(seed=seed)
+    check_batch(prompt=prompt, response=response, pairs=pairs)
     if (data is None) != (tokenizer is None):
         raise ValueError("--data and --tokenizer go together: give both or neither")
     place = place_from_environment()
@@ -102,9 +106,9 @@ def preflight(
         data=data,
         tokenizer=tokenizer,
         max_tokens=max_tokens,
-        groups_per_rank=groups_per_rank,
-        prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
+        prompt=prompt,
+        response=response,
+        pairs=pairs,
         profile=profile,
         seed=seed,
         timeout_s=timeout,
@@ -131,8 +135,12 @@ def preflight(
         discard_results(out, PREFLIGHT_FILES)  # an interrupted run must not leave the results of another behind
     draft = Draft(options, placed, command=["packparity", *sys.argv[1:]], started=STARTED)
     with show_progress(quiet or placed.rank != 0) as progress:
-        record = run_preflight(draft, progress, finish)
+        record = run_preflight(draft, progress, finish, say=lambda line: None if quiet else _say(line))
     raise typer.Exit(0 if record.decision == "GO" else 1 if record.is_wrong else 3)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 _ALL_PROBES = 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.initialization import no_init_weights
 
 from verify.forecast.kernels import kernels_of
 from verify.forecast.request import Training
+from verify.models.advice import without_advice
 from verify.models.lora import with_adapters
 from verify.models.random_weights import implementations
 
@@ -35,7 +37,9 @@ def build_fake(
         The model on a fake CPU, in training mode; with adapters if these are trained.
     """
     cut = type(config)(**{**config.to_dict(), **_depth(config, num_layers)})
-    with torch.device("meta"), no_init_weights():
+    with torch.device("meta"), no_init_weights(), without_advice(), warnings.catch_warnings():
+        # PEFT says what it did not find in families whose experts it knows; what comes of it is an error of its own.
+        warnings.simplefilter("ignore", RuntimeWarning)
         model = AutoModelForCausalLM.from_config(cut, dtype=dtype, **implementations(cut))
         model.tie_weights()
         if training.train == "lora":

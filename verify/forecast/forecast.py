@@ -17,6 +17,7 @@ from reports.cost_record import PathName
 from reports.words import size
 from verify.forecast.depth import Repeated
 from verify.forecast.devices import DeviceProfile
+from verify.forecast.limits import NO_FLEX_ON_CPU
 from verify.forecast.paper_model import PaperModel
 from verify.forecast.peak import PeakBytes, peak_of
 from verify.forecast.roofline import StepSeconds, step_seconds
@@ -114,7 +115,7 @@ def check_path(path: PathName, device: DeviceProfile) -> None:
         ValueError: FlexAttention on a CPU.
     """
     if path == "sparse" and device.kind == "cpu":
-        raise ValueError("path sparse: FlexAttention has no backward pass on a CPU; forecast it for a GPU")
+        raise ValueError(NO_FLEX_ON_CPU)
 
 
 def dtype_name(model: PaperModel) -> str:

@@ -18,10 +18,10 @@ from verify.forecast.state import ModelState, OptimizerStep, adamw_step
 from verify.forecast.step_trace import Window
 from verify.forecast.traced_step import FakeStep
 from verify.groups import PreferenceGroup
-from verify.models.checkpoint import read_config
+from verify.models.checkpoint import read_config, read_config_file
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.random_weights import hf_config
-from verify.models.shape_file import is_shape_file, read_shape
+from verify.models.shape_file import is_shape_file, is_transformers_config, read_shape
 from verify.packing_plan.costs import GroupLengths
 from verify.subjects.path_calls import path_calls
 
@@ -33,14 +33,14 @@ def read_any_config(name: str) -> Any:
     """The transformers config that a name stands for; no weights are looked at.
 
     Args:
-        name: A published name, a JSON file of a shape, a ``config.json`` of transformers, or a folder that holds one.
+        name: A published name, a JSON file of a shape or of a config of transformers, or a folder with a config.json.
 
     Raises:
         ValueError: An unknown name, or a file that is none of these.
     """
     path = Path(name)
-    if name.lower() not in NAMED_CONFIGS and (path.is_dir() or (path.name == "config.json" and path.is_file())):
-        config = read_config(path if path.is_dir() else path.parent)
+    if name.lower() not in NAMED_CONFIGS and (path.is_dir() or is_transformers_config(path)):
+        config = read_config(path) if path.is_dir() else read_config_file(path)
         if config.get_text_config() is not config:
             raise ValueError(f"model {name}: steps are forecast of models of text alone, not of {config.model_type}")
         return config
@@ -59,11 +59,14 @@ class PaperModel:
         training: How it is trained.
         dtype: Of its weights.
         device_type: "cpu" or "cuda": whose attention kernels run.
+
+    Raises:
+        ValueError: A config that is not one of a decoder.
     """
 
     def __init__(self, config: Any, training: Training, *, dtype: torch.dtype, device_type: str) -> None:
         self.config, self.training, self.dtype, self.device_type = config, training, dtype, device_type
-        self.depth = int(config.get_text_config().num_hidden_layers)
+        self.depth = _whole_number(config, "num_hidden_layers")
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._steps: dict[int, FakeStep] = {}
         self._optimizers: dict[int, OptimizerStep] = {}
@@ -72,8 +75,12 @@ class PaperModel:
 
     @property
     def num_positions(self) -> int:
-        """The longest sequence that the model is made for."""
-        return int(self.config.get_text_config().max_position_embeddings)
+        """The longest sequence that the model is made for.
+
+        Raises:
+            ValueError: The config does not say, so that it is none of a decoder with attention.
+        """
+        return _whole_number(self.config, "max_position_embeddings")
 
     @cached_property
     def state(self) -> ModelState:
@@ -172,6 +179,15 @@ class PaperModel:
             fake=self.fake,
             device_type=self.device_type,
         )
+
+
+def _whole_number(config: Any, name: str) -> int:
+    value = getattr(config.get_text_config(), name, None)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"model type {config.model_type}: {name} of its config is {value}: a decoder with attention is needed"
+        )
+    return value
 
 
 def _group(lengths: GroupLengths) -> PreferenceGroup:

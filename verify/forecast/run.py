@@ -26,6 +26,7 @@ from verify.forecast.paper_model import PaperModel, read_any_config
 from verify.forecast.request import Training
 from verify.forecast.roofline import ASSUMPTIONS
 from verify.models.dtypes import DTYPES
+from verify.subject import said_by
 
 Progress = Callable[[int, int, str], None]
 
@@ -107,7 +108,15 @@ def run_forecast(request: ForecastRequest, progress: Progress, *, command: Seque
     records = []
     for index, path in enumerate(request.paths):
         progress(index, len(request.paths), path)
-        records.append(_path_record(model, path, device, request))
+        try:
+            records.append(_path_record(model, path, device, request))
+        except ValueError:
+            raise
+        except Exception as error:  # whatever a model of another kind makes transformers raise
+            raise ValueError(
+                f"{request.model}: a step of model type {config.model_type} cannot be followed on shapes, path {path}: "
+                f"{said_by(error)}"
+            ) from error
     return ForecastRecord(
         tool_version=tool_version(),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -100,16 +100,25 @@ def read_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder} is not a folder: give the folder of a checkpoint")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: it is not a checkpoint of transformers")
+    return read_config_file(folder / "config.json")
+
+
+def read_config_file(file: Path) -> Any:
+    """A transformers config, whatever the name of its file.
+
+    Raises:
+        CheckpointError: It cannot be read or is of images that cannot be laid out.
+    """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a config that is not one makes transformers raise
-        raise CheckpointError(f"{folder}/config.json: {error}") from error
+        raise CheckpointError(f"{file}: {error}") from error
     if getattr(config, "quantization_config", None) is not None:
-        raise CheckpointError(f"{folder}/config.json: quantised weights are not supported; give the plain weights")
+        raise CheckpointError(f"{file}: quantised weights are not supported; give the plain weights")
     try:
         check_image_config(config)
     except ValueError as error:
-        raise CheckpointError(f"{folder}/config.json: {error}") from error
+        raise CheckpointError(f"{file}: {error}") from error
     return config
 
 

@@ -17,6 +17,7 @@ Field names are those of transformers' configs; those of experts are gathered un
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Self
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from verify.models.configs import ExpertSizes, Llama3Rope, ModelType, NamedConfig
 from verify.models.lora import LoraSpec
-from verify.strict_json import json_text, read_json
+from verify.strict_json import JsonFileError, json_text, read_json
 
 _Size = Annotated[int, Field(ge=1, le=2**20)]
 _Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -131,6 +132,26 @@ def is_shape_file(name: str) -> bool:
     return name.lower().endswith(".json")
 
 
+_OF_TRANSFORMERS = (
+    "architectures",
+    "transformers_version",
+    "hidden_act",
+    "max_position_embeddings",
+    "torch_dtype",
+    "dtype",
+)
+"""Fields of which a config of transformers has some and a shape none."""
+
+
+def is_transformers_config(path: Path) -> bool:
+    """Whether a JSON file is a config of transformers rather than a shape."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and any(name in content for name in _OF_TRANSFORMERS)
+
+
 def read_shape(path: Path) -> Shape:
     """Read a shape.
 
@@ -145,6 +166,11 @@ def read_shape(path: Path) -> Shape:
         JsonFileError: The file cannot be read, a field is unknown, missing or out of range, heads do not divide,
             head_dim is odd, or the family lacks an option.
     """
+    if is_transformers_config(path):
+        raise JsonFileError(
+            f"model file {path}: a config of transformers, not a shape with seeded weights: give the folder of a "
+            "checkpoint (packparity forecast takes the config alone)"
+        )
     shape = read_json(path, _Shape, what="model")
     return Shape(shape.config(), LoraSpec(**shape.lora.model_dump()))
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from reports.preflight_record import ranks_in_words
+from reports.words import plural
 from verify.preflight.finding import Finding, go, no_go
 
 _MOST_NAMED = 4
@@ -31,7 +32,10 @@ def agreement(probe: str, by_rank: Sequence[Mapping[str, str]], *, hint: str) ->
         GO with the number of values and their digest, or NO-GO with each difference and the ranks that have it.
     """
     if len({digest(values) for values in by_rank}) == 1:
-        return go(probe, f"equal on {len(by_rank)} ranks: {len(by_rank[0])} values, digest {digest(by_rank[0])}")
+        return go(
+            probe,
+            f"equal on {plural(len(by_rank), 'rank')}: {plural(len(by_rank[0]), 'value')}, digest {digest(by_rank[0])}",
+        )
     differences = [line for name in _names(by_rank) for line in _difference(name, by_rank)]
     more = f"; and {len(differences) - _MOST_NAMED} more" if len(differences) > _MOST_NAMED else ""
     return no_go(probe, "; ".join(differences[:_MOST_NAMED]) + more, hint)

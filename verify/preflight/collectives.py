@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reports.words import number, size
-from verify.preflight.finding import Finding, go, no_go
+from verify.preflight.finding import Finding, go, measured, no_go
 from verify.preflight.machine import synchronise
 
 PROBE = "collectives"
@@ -180,6 +180,13 @@ def _timed(collective: Collective, given: Tensor, device: str) -> float:
     return time.perf_counter() - started
 
 
+def gather_seconds(by_rank: Sequence[Mapping[str, Mapping[int, float]]]) -> float:
+    """Seconds in which the slowest rank gets a byte of others in an all_gather of the largest size."""
+    num_bytes, world_size = max(by_rank[0]["all_gather"]), len(by_rank)
+    seconds = max(times["all_gather"][num_bytes] for times in by_rank)
+    return seconds / (num_bytes * (world_size - 1) / world_size)
+
+
 def bandwidth(
     by_rank: Sequence[Mapping[str, Mapping[int, float]]], *, collectives: Sequence[Collective] = COLLECTIVES
 ) -> list[Finding]:
@@ -207,5 +214,7 @@ def bandwidth(
         said = ", ".join(f"{number(rate / 1e9)} GB/s at {size(num_bytes)}" for num_bytes, rate in rates.items())
         measures = {f"bytes_per_s_at_{num_bytes}_bytes": rate for num_bytes, rate in rates.items()}
         measures |= {f"seconds_at_{num_bytes}_bytes": seconds for num_bytes, seconds in slowest.items()}
-        findings.append(go(PROBE, f"bus bandwidth {said} (slowest rank)", part=collective.name, measures=measures))
+        findings.append(
+            measured(PROBE, f"bus bandwidth {said} (slowest rank)", part=collective.name, measures=measures)
+        )
     return findings

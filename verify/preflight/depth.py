@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from reports.words import size
@@ -12,12 +13,8 @@ from verify.models.memory import num_weights
 _FLOAT64_BYTES = 8
 _SHARE_OF_MEMORY = 0.5
 """Of what a rank has: what autograd keeps is an estimate, and passes of the model itself come after."""
-_SHARE_OF_TIME = 0.25
-"""Of the time that a probe may take."""
-_EFFICIENCY = 0.5
-"""Of the speed of one large product of matrices."""
-_FLOPS_PER_WEIGHT = 8
-"""For each token: forward passes of policy and reference, and a backward pass of twice as many."""
+_SHARE_OF_TIME = 0.3
+"""Of the time that a probe may take: what is expected is an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +31,12 @@ class OracleMeans:
 
     Args:
         available_bytes: Memory of the device for one rank; None where it is not known.
-        flops_per_s: Of products of matrices in float64.
+        expected_s: From a depth to the seconds that oracle and all else in one process will take.
         stage_s: Seconds that a probe may take.
     """
 
     available_bytes: int | None
-    flops_per_s: float
+    expected_s: Callable[[int], float]
     stage_s: float
 
 
@@ -48,7 +45,6 @@ def oracle_depth(
     lora: LoraSpec,
     *,
     num_layers: int,
-    num_tokens: int,
     tokens_of_group: int,
     itemsize: int,
     means: OracleMeans,
@@ -61,7 +57,6 @@ def oracle_depth(
         config: Sizes of the model.
         lora: The adapters.
         num_layers: Depth of the model.
-        num_tokens: Of all sequences that one rank's oracle runs on.
         tokens_of_group: Of the sequences of the largest group.
         itemsize: Bytes of a weight.
         means: What there is.
@@ -75,8 +70,8 @@ def oracle_depth(
         weights = num_weights(config, depth, lora)
         kept = (depth * kept_per_token(config, lora) + 2 * _FLOAT64_BYTES * config.vocab_size) * tokens_of_group
         needed = weights * itemsize + largest + kept
-        seconds = _FLOPS_PER_WEIGHT * weights * num_tokens / (_EFFICIENCY * means.flops_per_s)
-        whole = whole or f"all of them would take {size(needed)} and about {seconds:.0f} s in float64"
+        seconds = means.expected_s(depth)
+        whole = whole or f"all of them would take {size(needed)} and about {seconds:.0f} s in one process"
         fits = means.available_bytes is None or needed <= _SHARE_OF_MEMORY * means.available_bytes
         if fits and seconds <= _SHARE_OF_TIME * means.stage_s:
             return OracleDepth(num_layers=depth, why_cut="" if depth == num_layers else whole)

@@ -15,7 +15,8 @@ class Finding:
 
     Args:
         probe: Its name.
-        outcome: "GO": proven here; "NO-GO": found wrong; "ABSTAINS": could not be looked at, which proves nothing.
+        outcome: "GO": proven here; "NO-GO": found wrong; "ABSTAINS": could not be looked at, which proves nothing;
+            "MEASURED": a figure that is printed and not judged, which proves nothing either.
         seen: What was seen, in a sentence; why, where it abstains.
         hint: What to do; needed with NO-GO.
         part: What of the probe, e.g. a backend.
@@ -53,6 +54,11 @@ def go(probe: str, seen: str, *, part: str = "", hint: str = "", measures: Mappi
 def no_go(probe: str, seen: str, hint: str, *, part: str = "", measures: Mapping[str, float] = _NOTHING) -> Finding:
     """Found wrong."""
     return Finding(probe=probe, outcome="NO-GO", seen=seen, hint=hint, part=part, measures=measures)
+
+
+def measured(probe: str, seen: str, *, part: str, measures: Mapping[str, float]) -> Finding:
+    """A figure that nothing judges."""
+    return Finding(probe=probe, outcome="MEASURED", seen=seen, part=part, measures=measures)
 
 
 def abstains(probe: str, reason: str, *, part: str = "", hint: str = "") -> Finding:

@@ -35,6 +35,9 @@ def judge_full_depth(setting: ParitySetting, meeting: Meeting) -> None:
     if of is None:
         meeting.together([abstains(FULL_DEPTH, "no case has a pair, which unpacked steps on all ranks need")])
         return
+    if too_long := setting.too_long(full_depth=True):
+        meeting.together([abstains(FULL_DEPTH, too_long)])
+        return
     model = setting.sharded_model(plan.num_layers)
     forms = {}
     for form in (WITNESS, *(VARIATIONS[name] for name in setting.variations)):

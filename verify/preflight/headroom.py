@@ -10,7 +10,7 @@ from verify.preflight.profiles import Profile
 from verify.preflight.step_memory import PlannedBatch, StepMemory
 
 PROBE = "memory headroom"
-_HINT = "more ranks, a smaller batch (--groups-per-rank), gradient checkpointing, or bfloat16 weights"
+_HINT = "more ranks, a smaller batch (--pairs), gradient checkpointing, or bfloat16 weights"
 
 
 def check_headroom(needed: StepMemory, batch: PlannedBatch, machine: Machine, profile: Profile) -> list[Finding]:
@@ -46,7 +46,7 @@ def available_bytes(machine: Machine, profile: Profile) -> int | None:
 def _step(backend: str, peak: PeakBytes, batch: PlannedBatch, available: int | None) -> Finding:
     part = f"step {backend}"
     said = (
-        f"a step of {batch.tokens:,} tokens ({batch.groups} x ({batch.prompt_tokens} + 2 x {batch.response_tokens})) "
+        f"a step of {batch.tokens:,} tokens ({batch.pairs} x ({batch.prompt} + 2 x {batch.response})) "
         f"needs {size(peak.total)} a rank: parameters {size(peak.parameters)}, gathered {size(peak.gathered)}, "
         f"activations {size(peak.activations)}, optimizer and gradients {size(peak.optimizer_state + peak.gradients)}"
     )

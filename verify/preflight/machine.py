@@ -7,7 +7,6 @@ import os
 import platform
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -240,19 +239,6 @@ def memory_capped(device: str, fraction: float) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-
-
-def float64_flops_per_s(device: str) -> float:
-    """Speed of products of matrices in float64, the best of three."""
-    a = torch.ones(1024, 1024, dtype=torch.float64, device=device)
-    seconds = []
-    for _ in range(3):
-        synchronise(device)
-        started = time.perf_counter()
-        a @ a
-        synchronise(device)
-        seconds.append(time.perf_counter() - started)
-    return 2 * 1024**3 / max(min(seconds), 1e-9)
 
 
 def synchronise(device: str) -> None:

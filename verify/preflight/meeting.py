@@ -23,11 +23,22 @@ class Meeting:
         place: Where this process stands.
         watch: Is told which probe this rank is in.
         progress: Called with the name of each probe.
+        within: Called with what is done within a probe that takes long.
+        say: Called with a line that the user should read before the end.
     """
 
-    def __init__(self, place: RankPlace, watch: Watch, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        place: RankPlace,
+        watch: Watch,
+        progress: Callable[[str], None],
+        *,
+        within: Callable[[str], None] = lambda what: None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.place = place
         self.findings: list[PreflightFinding] = []
+        self.within, self.say = within, say
         self._watch, self._progress = watch, progress
 
     def alone(self, stage: str, work: Callable[[], Iterable[Finding]]) -> list[Finding]:

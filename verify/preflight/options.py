@@ -24,9 +24,9 @@ class PreflightOptions:
     data: Path | None = None
     tokenizer: Path | None = None
     max_tokens: int | None = None
-    groups_per_rank: int = 1
-    prompt_tokens: int = 512
-    response_tokens: int = 512
+    prompt: int = 512
+    response: int = 512
+    pairs: int = 1
     profile: str = "none"
     seed: int = 0
     timeout_s: float = 600.0

@@ -16,11 +16,13 @@ from reports.words import plural
 from verify.comparison import compare_observations, gradient_sizes
 from verify.judgement import Judge, Judgement
 from verify.model_holder import ModelHolder
+from verify.models.request import ModelUnderTest
 from verify.noise import NoiseFloor
 from verify.observation import Observation
 from verify.preflight import planted
 from verify.preflight.agreement import agreement
-from verify.preflight.finding import Finding, abstains, go, no_go
+from verify.preflight.effort import duration
+from verify.preflight.finding import Finding, abstains, go, measured, no_go
 from verify.preflight.full_depth import judge_full_depth
 from verify.preflight.judging import finding_of
 from verify.preflight.meeting import Meeting
@@ -48,20 +50,40 @@ def look_at_parity(setting: ParitySetting, meeting: Meeting) -> None:
         meeting.together([abstains(DETERMINISM, "no attention backend was proven to run here")])
         return
     meeting.enter(PARITY)
-    yardsticks = _yardsticks(setting)
-    model = setting.sharded_model(setting.depth.num_layers)
+    _announce(setting, meeting)
+    if too_long := setting.too_long(full_depth=False):
+        meeting.together([*(abstains(PARITY, too_long, part=each) for each in run), abstains(DETERMINISM, too_long)])
+        return
+    yardsticks, whole = _yardsticks(setting, meeting)
+    model = setting.sharded_model(setting.depth.num_layers, built=whole)
     for subject in setting.subjects:
         _judge(setting, meeting, yardsticks, model, subject)
     _plant(setting, meeting, yardsticks, model)
-    del model, yardsticks
+    del model, whole, yardsticks
     if setting.is_cut:
         judge_full_depth(setting, meeting)
 
 
-def _yardsticks(setting: ParitySetting) -> Yardsticks:
-    """What one process, the oracle and the unpacked path compute; ranks share the cases. A collective."""
-    return measure_yardsticks(
-        ModelHolder(setting.request(setting.depth.num_layers), setting.plan.computes),
+def _announce(setting: ParitySetting, meeting: Meeting) -> None:
+    """Say what will be done, and how long it will take."""
+    if setting.effort is None:
+        return
+    meeting.say(f"parity: {setting.describe()}: about {duration(setting.effort.total_s)}")
+    expected = {
+        "one_process_s": setting.effort.one_process_s,
+        "sharded_steps_s": setting.effort.steps_s,
+        "full_depth_s": setting.effort.full_steps_s,
+        "total_s": setting.effort.total_s,
+    }
+    seen = f"expected by products of matrices measured here: about {duration(setting.effort.total_s)}"
+    meeting.together([measured(PARITY, seen, part="time", measures=expected)])
+
+
+def _yardsticks(setting: ParitySetting, meeting: Meeting) -> tuple[Yardsticks, ModelUnderTest]:
+    """What one process, the oracle and the unpacked path compute, and the model of it. A collective."""
+    holder = ModelHolder(setting.request(setting.depth.num_layers), setting.plan.computes)
+    yardsticks = measure_yardsticks(
+        holder,
         [each.case for each in setting.cases],
         setting.subjects,
         dtype=setting.plan.computes,
@@ -69,8 +91,9 @@ def _yardsticks(setting: ParitySetting) -> Yardsticks:
         policy=setting.policy,
         variations=setting.variations,
         seed=setting.seed,
-        begin=lambda what: None,
+        begin=meeting.within,
     )
+    return yardsticks, holder.under_test
 
 
 def _judge(setting: ParitySetting, meeting: Meeting, yardsticks: Yardsticks, model: Any, subject: Subject) -> None:

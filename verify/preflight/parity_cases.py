@@ -15,6 +15,8 @@ _TINY = ("five-uneven-groups", "length-129")
 """More groups than ranks, and unevenly many; and one group, which leaves the other ranks without."""
 _LENGTHS = ((62, 49, 38), (41, 30, 78), (97, 64, 21), (33, 12, 90))
 """Prompt, chosen and rejected of made-up pairs; about 150 tokens, as a pass of a model of real size takes seconds."""
+_SHORT_LENGTHS = ((14, 9, 7), (9, 6, 12), (17, 11, 4), (8, 3, 14))
+"""Likewise on a CPU, where it takes a minute; kernels have been looked at on longer rows."""
 _GROUPS_OF_CASE = 4
 
 
@@ -30,6 +32,10 @@ class ParityCase:
         """The honest stages, with the groups dealt from that rank on."""
         return replace(HONEST, assign=self._assign)
 
+    def places_of_ranks(self, world_size: int) -> Sequence[Sequence[int]]:
+        """Places of the groups that each rank has."""
+        return self._assign(len(self.case.groups), world_size)
+
     def _assign(self, num_groups: int, world_size: int) -> Sequence[Sequence[int]]:
         return [
             [place for place in range(num_groups) if (self.first_rank + place) % world_size == rank]
@@ -43,20 +49,22 @@ def tiny_parity_cases(vocab_size: int, seed: int) -> tuple[ParityCase, ...]:
     return tuple(ParityCase(case=cases[name], first_rank=index) for index, name in enumerate(_TINY))
 
 
-def made_up_pairs(vocab_size: int, seed: int, number: int) -> list[PreferenceGroup]:
+def made_up_pairs(vocab_size: int, seed: int, number: int, *, short: bool = False) -> list[PreferenceGroup]:
     """Pairs of random tokens whose lengths differ from one to the next.
 
     Args:
         vocab_size: Token ids are drawn from [0, vocab_size).
         seed: Of the token ids.
         number: How many.
+        short: About 30 tokens rather than 150.
     """
     rng = random.Random(seed)
 
     def tokens(count: int) -> TokenIds:
         return tuple(rng.randrange(vocab_size) for _ in range(count))
 
-    lengths = (_LENGTHS[index % len(_LENGTHS)] for index in range(number))
+    known = _SHORT_LENGTHS if short else _LENGTHS
+    lengths = (known[index % len(known)] for index in range(number))
     return [PreferenceGroup(tokens(p), (tokens(c),), (tokens(r),)) for p, c, r in lengths]
 
 

@@ -6,22 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reports.words import listed, plural
 from verify.groups import PreferenceGroup
 from verify.judgement import JudgingContext
-from verify.models.request import ModelRequest
+from verify.models.dtypes import DTYPES
+from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor
 from verify.objective import Preference, objective_named, run_objective
 from verify.observation import Observation
 from verify.preflight.depth import OracleDepth, OracleMeans, oracle_depth
+from verify.preflight.effort import (
+    Effort,
+    Rates,
+    Workload,
+    duration,
+    measure_rates,
+    packed_tokens,
+    slowest,
+    unpacked_tokens,
+)
 from verify.preflight.headroom import available_bytes
 from verify.preflight.look_around import Gathered
-from verify.preflight.machine import float64_flops_per_s
 from verify.preflight.meeting import Meeting
 from verify.preflight.parity_cases import ParityCase, made_up_pairs, parity_cases, tiny_parity_cases
 from verify.preflight.plan import PreflightPlan
 from verify.sharded.models import sharded_model
 from verify.sharded.observe import run_sharded
 from verify.sharded.rank_work import SubjectOnRank
+from verify.sharded.scenarios import PRECISIONS
 from verify.subject import Subject
 from verify.subjects.pairwise import default_variations
 from verify.subjects.selection import select_subject
@@ -44,6 +56,7 @@ class ParitySetting:
         subjects: The backends that were shown to run.
         variations: Names of harmless variations of the unpacked path.
         policy: Factors and floors.
+        effort: How long it is expected to take; None for a tiny model, or where the sizes of the model do not tell.
     """
 
     plan: PreflightPlan
@@ -53,6 +66,7 @@ class ParitySetting:
     subjects: tuple[Subject, ...]
     variations: tuple[str, ...]
     policy: Policy
+    effort: Effort | None
 
     @property
     def is_cut(self) -> bool:
@@ -70,6 +84,32 @@ class ParitySetting:
             "packed against unpacked on the sharded model"
         ]
 
+    def describe(self) -> str:
+        """What is run, e.g. "all 28 layers, 3 pairs of up to 32 tokens, dense-sdpa and split, 2 ranks"."""
+        depth = self.plan.depth_in_words(self.depth.num_layers)
+        then = f"; then all {self.plan.num_layers}, packed against unpacked" if self.is_cut else ""
+        groups = [group for each in self.cases for group in each.case.groups]
+        longest = max(map(packed_tokens, groups))
+        kernels = listed([subject.name for subject in self.subjects])
+        return f"{depth} against the oracle{then}; {plural(len(groups), 'pair')} of up to {longest} tokens, {kernels}"
+
+    def too_long(self, *, full_depth: bool) -> str:
+        """Why a part would be ended by the watch before it is done; "" where it would not.
+
+        Args:
+            full_depth: The steps at full depth, rather than those that the oracle judges.
+        """
+        if self.effort is None:
+            return ""
+        needed, limit = self.effort.full_step_s if full_depth else self.effort.longest_s, self.plan.options.timeout_s
+        if needed <= limit:
+            return ""
+        shorter = "shorter pairs (--max-tokens)" if self.plan.options.data else "one backend (--backend)"
+        return (
+            f"a part of it would take about {duration(needed)}, and --timeout ends it after {limit:g} s: give "
+            f"--timeout {2 * needed:.0f}, {shorter}, or fewer layers (--layers)"
+        )
+
     @property
     def seed(self) -> int:
         """Of torch's generator during passes."""
@@ -86,9 +126,16 @@ class ParitySetting:
         """The model at a depth, on the device of this rank."""
         return replace(self.plan.model, device=self.device, num_layers=num_layers if self.plan.can_be_cut else None)
 
-    def sharded_model(self, num_layers: int) -> Any:
-        """The model at a depth, sharded. A collective."""
-        return sharded_model(self.request(num_layers), self.plan.options.dtype, HONEST)
+    def sharded_model(self, num_layers: int, built: ModelUnderTest | None = None) -> Any:
+        """The model at a depth, sharded. A collective.
+
+        Args:
+            num_layers: The depth.
+            built: What was built at that depth in the dtype of passes: it is sharded if shards have that dtype.
+        """
+        precision = self.plan.options.dtype
+        whole = built if PRECISIONS[precision].weights == self.plan.computes else None
+        return sharded_model(self.request(num_layers), precision, HONEST, built=whole)
 
     def step(self, model: Any, subject: Subject, of: ParityCase, stages: ShardedStages | None = None) -> Observation:
         """One sharded step. A collective.
@@ -122,6 +169,8 @@ def choose_setting(
     gathered: Gathered,
     backends: Sequence[str],
     pairs: Sequence[PreferenceGroup],
+    *,
+    gather_s: float,
 ) -> ParitySetting:
     """Choose cases, variations and the depth of the oracle. A collective.
 
@@ -131,48 +180,72 @@ def choose_setting(
         gathered: For the memory that the oracle may take.
         backends: Those that were shown to run on every rank.
         pairs: Of the data, the same on all ranks; none without.
+        gather_s: Seconds in which a byte is gathered from other ranks.
 
     Returns:
         What parity is judged on.
     """
-    world_size, seed, vocab_size = meeting.place.world_size, plan.options.seed, plan.vocab_size
-    if plan.is_tiny and not pairs:
-        cases = tiny_parity_cases(vocab_size, seed)
-    else:
-        cases = parity_cases(pairs or made_up_pairs(vocab_size, seed, world_size + 1), world_size)
-    variations = default_variations(meeting.place.device)
+    world_size, device = meeting.place.world_size, meeting.place.device
+    cases = _cases(plan, world_size, device, pairs)
+    variations = default_variations(device)
+    if not plan.is_tiny:
+        variations = tuple(name for name in variations if name in _FEW_VARIATIONS)
+    workload = rates = None
+    if plan.sizes is not None and not plan.is_tiny:
+        workload = Workload(
+            config=plan.sizes,
+            lora=plan.model.lora,
+            cases=cases,
+            num_layers=plan.num_layers,
+            num_subjects=len(backends),
+            num_unpacked=1 + len(variations),
+            itemsize=plan.weights.itemsize,
+            world_size=world_size,
+        )
+        own = measure_rates(plan.sizes, device, DTYPES[plan.computes], gather_s)
+        rates = slowest(meeting.gathered(own))
+    depth = _depth(plan, meeting, gathered, workload, rates)
     return ParitySetting(
         plan=plan,
-        device=meeting.place.device,
-        depth=_depth(plan, meeting, gathered, cases),
+        device=device,
+        depth=depth,
         cases=cases,
         subjects=tuple(select_subject(backend) for backend in backends),
-        variations=variations if plan.is_tiny else tuple(name for name in variations if name in _FEW_VARIATIONS),
+        variations=variations,
         policy=load_policy(None),
+        effort=None if workload is None or rates is None else workload.expected(depth.num_layers, rates),
     )
 
 
-def _depth(plan: PreflightPlan, meeting: Meeting, gathered: Gathered, cases: Sequence[ParityCase]) -> OracleDepth:
+def _cases(
+    plan: PreflightPlan, world_size: int, device: str, pairs: Sequence[PreferenceGroup]
+) -> tuple[ParityCase, ...]:
+    seed, vocab_size = plan.options.seed, plan.vocab_size
+    if plan.is_tiny and not pairs:
+        return tiny_parity_cases(vocab_size, seed)
+    return parity_cases(pairs or made_up_pairs(vocab_size, seed, world_size + 1, short=device == "cpu"), world_size)
+
+
+def _depth(
+    plan: PreflightPlan, meeting: Meeting, gathered: Gathered, workload: Workload | None, rates: Rates | None
+) -> OracleDepth:
     """As deep as the rank with the least memory and the slowest float64 can go."""
     if plan.options.oracle_layers is not None:
         return OracleDepth(num_layers=plan.options.oracle_layers, why_cut="--oracle-layers")
-    if plan.sizes is None or plan.is_tiny:
+    if workload is None or rates is None:
         return OracleDepth(num_layers=plan.num_layers)
     available = meeting.gathered(available_bytes(gathered.machine, plan.profile))
     known = [each for each in available if each is not None]
-    slots = [each.case.pairwise_slots for each in cases]
-    of_group = [sum(len(g.prompt_ids) + len(ids) for ids in g.completions) for each in cases for g in each.case.groups]
-    cases_of_rank = -(-len(cases) // meeting.place.world_size)
+    groups = [group for each in workload.cases for group in each.case.groups]
     return oracle_depth(
-        plan.sizes,
-        plan.model.lora,
+        workload.config,
+        workload.lora,
         num_layers=plan.num_layers,
-        num_tokens=cases_of_rank * max(slots),
-        tokens_of_group=max(of_group),
+        tokens_of_group=max(map(unpacked_tokens, groups)),
         itemsize=plan.itemsize,
         means=OracleMeans(
             available_bytes=min(known) if len(known) == len(available) else None,
-            flops_per_s=min(meeting.gathered(float64_flops_per_s(meeting.place.device))),
+            expected_s=lambda depth: workload.expected(depth, rates).one_process_s,
             stage_s=plan.options.timeout_s,
         ),
     )

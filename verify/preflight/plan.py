@@ -90,9 +90,9 @@ class PreflightPlan:
         """The batch whose memory is asked for."""
         options = self.options
         return PlannedBatch(
-            groups=options.groups_per_rank,
-            prompt_tokens=options.prompt_tokens,
-            response_tokens=options.response_tokens,
+            prompt=options.prompt,
+            response=options.response,
+            pairs=options.pairs,
         )
 
     @property

@@ -27,8 +27,12 @@ BANDWIDTH_SIZES = {"cpu": (2**16, 2**20, 2**22), "cuda": (2**20, 2**24, 2**28)}
 """Bytes of the whole result, by kind of device."""
 
 
-def look_at_devices(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -> None:
-    """Devices and their drivers, the profile, and collectives."""
+def look_at_devices(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -> float:
+    """Devices and their drivers, the profile, and collectives.
+
+    Returns:
+        Seconds in which a byte is gathered from the other ranks.
+    """
     device = meeting.place.device
 
     def works() -> Iterable[Finding]:
@@ -56,7 +60,9 @@ def look_at_devices(plan: PreflightPlan, meeting: Meeting, gathered: Gathered) -
     meeting.alone("collectives", lambda: [found])
     meeting.enter("collectives")
     sizes = BANDWIDTH_SIZES[torch.device(device).type]
-    meeting.together(collectives.bandwidth(meeting.gathered(collectives.measure_times(device, sizes))))
+    times = meeting.gathered(collectives.measure_times(device, sizes))
+    meeting.together(collectives.bandwidth(times))
+    return collectives.gather_seconds(times)
 
 
 def look_at_files(plan: PreflightPlan, meeting: Meeting) -> Sequence[PreferenceGroup]:

@@ -19,7 +19,7 @@ from verify.preflight.signs import Limits
 from verify.preflight.watch import EndSignal, watched
 from verify.sharded.ranks import RankPlace, process_group
 
-_STAGES = 12
+_STAGES = 30
 """About as many probes as there are, for the bar."""
 _MORE_THAN_THE_WATCH_S = 10.0
 """A collective waits longer than the watch does, which knows better who is to blame."""
@@ -73,13 +73,14 @@ class Draft:
         )
 
 
-def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> PreflightRecord:
+def run_preflight(draft: Draft, progress: Progress, finish: Finish, say: Callable[[str], None]) -> PreflightRecord:
     """Run all probes on this rank, together with the others.
 
     Args:
         draft: Options and place; filled with what is found.
         progress: Called with steps done, steps in all and what is being done.
         finish: Shows and writes a record; called on rank 0.
+        say: Called on rank 0 with what will be done and how long it will take.
 
     Returns:
         The record.
@@ -99,8 +100,10 @@ def run_preflight(draft: Draft, progress: Progress, finish: Finish) -> Preflight
         ):
             if place.rank == 0 and options.out is not None:
                 check_writable(options.out, PREFLIGHT_FILES)
-            steps = iter(range(_STAGES))
-            meeting = Meeting(place, watch, lambda stage: progress(next(steps, _STAGES), _STAGES, stage))
+            bar = _Bar(progress)
+            meeting = Meeting(
+                place, watch, bar.begin, within=bar.within, say=say if place.rank == 0 else lambda line: None
+            )
             draft.meeting = meeting
             gathered = look_around(options, meeting)
             draft.ranks = gathered.ranks
@@ -135,17 +138,33 @@ def _probe(draft: Draft, meeting: Meeting, gathered: Gathered) -> None:
     plan = make_plan(draft.options)
     draft.required = plan.required
     with memory_capped(meeting.place.device, plan.profile.memory_fraction(gathered.machine.device.total_bytes or 1)):
-        run.look_at_devices(plan, meeting, gathered)
+        gather_s = run.look_at_devices(plan, meeting, gathered)
         groups = run.look_at_files(plan, meeting)
         run.look_at_memory(plan, meeting, gathered)
         if meeting.is_wrong("devices", "collectives", "checkpoint", "data", "memory headroom"):
             draft.limits.append("kernels and parity: nothing is loaded where what comes first is wrong")
             return
         backends = run.look_at_kernels(plan, meeting)
-        setting = choose_setting(plan, meeting, gathered, backends, groups)
+        setting = choose_setting(plan, meeting, gathered, backends, groups, gather_s=gather_s)
         draft.limits += setting.limits
         draft.required += [FULL_DEPTH] if setting.is_cut else []
         look_at_parity(setting, meeting)
+
+
+class _Bar:
+    """What is being done, and how many probes came before."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._done, self._stage = progress, -1, ""
+
+    def begin(self, stage: str) -> None:
+        """A probe begins."""
+        self._done, self._stage = min(self._done + 1, _STAGES), stage
+        self.within("")
+
+    def within(self, what: str) -> None:
+        """Something within it."""
+        self._progress(max(self._done, 0), _STAGES, f"{self._stage}: {what}" if what else self._stage)
 
 
 class _Ending:

@@ -26,19 +26,19 @@ class PlannedBatch:
     """What one rank packs into one step.
 
     Args:
-        groups: Preference pairs of the step on one rank.
-        prompt_tokens: Of the prompt of each.
-        response_tokens: Of each of the two responses.
+        prompt: Tokens of each prompt.
+        response: Tokens of each response.
+        pairs: Of the step on one rank.
     """
 
-    groups: int
-    prompt_tokens: int
-    response_tokens: int
+    prompt: int
+    response: int
+    pairs: int
 
     @property
     def tokens(self) -> int:
         """Slots of the packed row: every prompt once."""
-        return self.groups * (self.prompt_tokens + 2 * self.response_tokens)
+        return self.pairs * (self.prompt + 2 * self.response)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def step_memory(
     """
     model = PaperModel(config, Training(lora=lora), dtype=dtype, device_type=device_type)
     optimizer = optimizer_step(model, world_size)
-    pairs = pairs_of(prompt=batch.prompt_tokens, response=batch.response_tokens, number=batch.groups)
+    pairs = pairs_of(prompt=batch.prompt, response=batch.response, number=batch.pairs)
     peaks = {
         backend: step_peak(model, model.step(PATHS[backend], pairs), optimizer, world_size)
         for backend in backends

@@ -171,7 +171,7 @@ class Board:
         were = "".join(f"; rank {rank} was {place}" for rank, place in list(places.items())[:_MOST_PLACES] if place)
         noticed = f"rank {self._rank} noticed: {own.text}"
         if dead:
-            return f"{_ranks(dead)} {of} ended without a word; {noticed}", "error"
+            return f"{_ranks(dead)} {of} ended or was stopped without a word; {noticed}", "error"
         silent = [rank for rank in range(self._world_size) if rank not in answers]
         if silent:
             verb = "hangs" if len(silent) == 1 else "hang"

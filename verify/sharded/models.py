@@ -34,14 +34,24 @@ class PolicyAndFrozen:
 
 
 def sharded_model(
-    request: ModelRequest, precision: str, stages: ShardedStages, *, reshard_after_forward: bool = True
+    request: ModelRequest,
+    precision: str,
+    stages: ShardedStages,
+    *,
+    reshard_after_forward: bool = True,
+    built: ModelUnderTest | None = None,
 ) -> Any:
     """As :func:`sharded_models`, of a request whose frozen policy needs no other model; the model alone."""
-    return sharded_models(request, precision, stages, reshard_after_forward=reshard_after_forward).policy
+    return sharded_models(request, precision, stages, reshard_after_forward=reshard_after_forward, built=built).policy
 
 
 def sharded_models(
-    request: ModelRequest, precision: str, stages: ShardedStages, *, reshard_after_forward: bool = True
+    request: ModelRequest,
+    precision: str,
+    stages: ShardedStages,
+    *,
+    reshard_after_forward: bool = True,
+    built: ModelUnderTest | None = None,
 ) -> PolicyAndFrozen:
     """Build a model and shard it, and the frozen one where it is another. A collective.
 
@@ -50,20 +60,21 @@ def sharded_models(
         precision: One of ``PRECISIONS``.
         stages: Whose ``reduce_dtype`` counts, where it has one.
         reshard_after_forward: As in ``shard``.
+        built: What is built of the request in the dtype of shards, where it is there already; it is sharded itself.
 
     Returns:
         The sharded models.
     """
     of = PRECISIONS[precision]
-    built = PolicyAndFrozen.of(build_model(request, of.weights))
-    for model in built.models:
+    models = PolicyAndFrozen.of(build_model(request, of.weights) if built is None else built)
+    for model in models.models:
         shard(
             model,
             param_dtype=None if of.computes == of.weights else DTYPES[of.computes],
             reduce_dtype=stages.reduce_dtype or DTYPES[of.reduces],
             reshard_after_forward=reshard_after_forward,
         )
-    return built
+    return models
 
 
 def whole_models(request: ModelRequest, precision: str) -> PolicyAndFrozen:

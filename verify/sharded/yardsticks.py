@@ -1,34 +1,32 @@
 """What sharded steps are held against, computed without sharding: oracle, unpacked path, and the subject itself.
 
-The work is shared among the ranks, case by case; each holds the whole model for it.
+The work is shared among the ranks, one form of one case at a time; each holds the whole model for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import torch.distributed as dist
+from typing import Literal
 
 from verify.cases import Case
 from verify.comparison import gradient_sizes
-from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy
+from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy, ReferenceName
 from verify.gate_work import noise_sample
 from verify.model_holder import ModelHolder
 from verify.models.dtypes import computing_in
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import Objective, Preference, RunObjective, objective_named
 from verify.observation import Observation, observe
-from verify.sharded.observe import all_gathered
+from verify.sharded.dealing import shared_among_ranks
 from verify.subject import Subject, support_for
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
 from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
+_ORACLE_COST = 3
+"""Of the oracle in float64, a form of the unpacked path taking 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,7 @@ def measure_yardsticks(
     seed: int,
     begin: Callable[[str], None],
 ) -> Yardsticks:
-    """Observe every case in one process. A collective: each rank does some of the cases.
+    """Observe every case in one process. A collective: each rank does some of the work.
 
     Args:
         holder: The whole model in this dtype.
@@ -94,44 +92,51 @@ def measure_yardsticks(
         policy: Bounds of what is plausible.
         variations: Names of the variations of the unpacked path.
         seed: Of torch's generator during passes.
-        begin: Called before each case.
+        begin: Called before each form of each case.
 
     Returns:
         The yardsticks, on every rank.
     """
+    of_cases = [objective_named(case.objective_name, holder.with_reference(objective)) for case in cases]
+    unpacked = (WITNESS, *(VARIATIONS[name] for name in variations))
+    device = "cpu" if holder.model.device.type == "cpu" else str(holder.model.device)
 
-    def measure(case: Case) -> Yardstick:
-        begin(f"{dtype} {case.name}: one process")
-        of_case = objective_named(case.objective_name, holder.with_reference(objective))
+    def observed(piece: Piece) -> Observation:
+        case, of_case = cases[piece.case], of_cases[piece.case]
+        begin(f"{dtype} {case.name}: {'oracle' if piece.form is None else piece.form.name} in one process")
+        if piece.form is None:
+            return holder.expectation.of(case.groups, of_case)
+        with computing_in(dtype, device):
+            return observe(
+                piece.form,
+                holder.model,
+                case.groups,
+                of_case,
+                apply_objective=apply_objective,
+                seed=seed,
+                baseline=holder.baseline,
+            )
 
-        def run(subject: Subject) -> Observation:
-            with computing_in(dtype, "cpu" if holder.model.device.type == "cpu" else str(holder.model.device)):
-                return observe(
-                    subject,
-                    holder.model,
-                    case.groups,
-                    of_case,
-                    apply_objective=apply_objective,
-                    seed=seed,
-                    baseline=holder.baseline,
-                )
-
-        expected = holder.expectation.of(case.groups, of_case)
-        forms = {WITNESS.name: run(WITNESS), **{name: run(VARIATIONS[name]) for name in variations}}
-        noise = noise_sample(case, forms, expected)
-        return Yardstick(
+    pieces = pieces_of(cases, unpacked, subjects, reference=holder.reference.name)
+    of_pieces = shared_among_ranks(pieces, observed, lambda piece: cost_of(piece, cases))
+    seen = [_Seen.of(number, pieces, of_pieces) for number in range(len(cases))]
+    noises = shared_among_ranks(
+        range(len(cases)), lambda number: noise_sample(cases[number], seen[number].forms, seen[number].expected)
+    )
+    found = {
+        case.name: Yardstick(
             case=case,
             objective=over(of_case, ADAPTERS_OFF),
-            expected=expected,
-            witness=forms[WITNESS.name],
-            singles={s.name: run(s) for s in subjects if support_for(s, case, holder.reference.name).supported},
-            sizes=gradient_sizes(expected.gradients or {}),
+            expected=of_forms.expected,
+            witness=of_forms.forms[WITNESS.name],
+            singles=of_forms.singles,
+            sizes=gradient_sizes(of_forms.expected.gradients or {}),
             noise=noise,
-            vacuous=(*vacuous_adapters(holder.model), *vacuous_expectation(expected, case.groups)),
+            vacuous=(*vacuous_adapters(holder.model), *vacuous_expectation(of_forms.expected, case.groups)),
             implausible=implausible_witness(noise.to_oracle, policy.plausible.for_dtype(dtype)),
         )
-
-    found = {yardstick.case.name: yardstick for yardstick in shared_among_ranks(cases, measure)}
+        for case, of_case, of_forms, noise in zip(cases, of_cases, seen, noises, strict=True)
+    }
     proves_nothing = {name for name, yardstick in found.items() if yardstick.vacuous or yardstick.implausible}
     noise = measure_noise([yardstick.noise for yardstick in found.values()], not_pooled=proves_nothing)
     return Yardsticks(by_case=found, noise=noise)
@@ -142,11 +147,63 @@ def over(objective: Objective, frozen: FrozenPolicy) -> Objective:
     return replace(objective, reference=frozen) if isinstance(objective, Preference) else objective
 
 
-def shared_among_ranks(items: Sequence[_Item], work: Callable[[_Item], _Result]) -> list[_Result]:
-    """Do some work on every item, each on one rank, and give all results to all ranks. A collective."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    own = {number: work(items[number]) for number in range(rank, len(items), world_size)}
-    of_all: dict[int, _Result] = {}
-    for of_rank in all_gathered(own):
-        of_all |= of_rank
-    return [of_all[number] for number in range(len(items))]
+Kind = Literal["oracle", "unpacked", "single"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank computes at one time.
+
+    Args:
+        case: Place of its case.
+        kind: What for.
+        form: What is run; None for the oracle.
+    """
+
+    case: int
+    kind: Kind
+    form: Subject | None
+
+
+def pieces_of(
+    cases: Sequence[Case], unpacked: Sequence[Subject], subjects: Sequence[Subject], *, reference: ReferenceName
+) -> list[Piece]:
+    """All that is computed in one process: of every case the oracle, the unpacked path's forms, and the subjects."""
+    return [
+        Piece(number, kind, form)
+        for number, case in enumerate(cases)
+        for kind, forms in _forms(case, unpacked, subjects, reference).items()
+        for form in forms
+    ]
+
+
+def _forms(
+    case: Case, unpacked: Sequence[Subject], subjects: Sequence[Subject], reference: ReferenceName
+) -> Mapping[Kind, Sequence[Subject | None]]:
+    supported = [subject for subject in subjects if support_for(subject, case, reference).supported]
+    return {"oracle": [None], "unpacked": unpacked, "single": supported}
+
+
+def cost_of(piece: Piece, cases: Sequence[Case]) -> float:
+    """About how long a piece takes, by the token: float64 is slow."""
+    slots = cases[piece.case].pairwise_slots
+    return float(_ORACLE_COST * slots if piece.form is None else slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was computed of one case."""
+
+    expected: Observation
+    forms: Mapping[str, Observation]
+    singles: Mapping[str, Observation]
+
+    @staticmethod
+    def of(case: int, pieces: Sequence[Piece], observations: Sequence[Observation]) -> _Seen:
+        own = [(piece, seen) for piece, seen in zip(pieces, observations, strict=True) if piece.case == case]
+        (expected,) = (seen for piece, seen in own if piece.form is None)
+        forms, singles = (
+            {piece.form.name: seen for piece, seen in own if piece.kind == kind and piece.form is not None}
+            for kind in ("unpacked", "single")
+        )
+        return _Seen(expected, forms, singles)

@@ -21,7 +21,7 @@ from verify.preflight.profiles import PROFILES
 from verify.preflight.step_memory import PlannedBatch, StepMemory, cut_config, step_memory
 
 GIB = 2**30
-BATCH = PlannedBatch(groups=1, prompt_tokens=512, response_tokens=512)
+BATCH = PlannedBatch(prompt=512, response=512, pairs=1)
 PEAK = PeakBytes(
     parameters=2 * GIB, optimizer_state=GIB, gradients=0, gathered=GIB, activations=4 * GIB, phase="backward", layer=0
 )
@@ -77,7 +77,7 @@ def test_a_machine_that_does_not_say_abstains() -> None:
 
 
 def test_a_step_is_followed_on_shapes_at_the_depth_that_is_trained() -> None:
-    config, batch = hf_config(named_config("tiny"), 2), PlannedBatch(groups=1, prompt_tokens=20, response_tokens=8)
+    config, batch = hf_config(named_config("tiny"), 2), PlannedBatch(prompt=20, response=8, pairs=1)
 
     def follow(num_layers: int, world_size: int) -> StepMemory:
         return step_memory(
@@ -114,16 +114,17 @@ def test_the_estimate_for_the_oracle_is_no_less_than_what_autograd_keeps_and_no_
     assert sum(kept.values()) <= estimate <= 2 * sum(kept.values())
 
 
-def depth(available: int | None, *, stage_s: float = 1e9, model: str = "qwen3-8b", flops: float = 5e10) -> OracleDepth:
+def depth(
+    available: int | None, *, stage_s: float = 1e9, model: str = "qwen3-8b", layer_s: float = 10.0
+) -> OracleDepth:
     config = named_config(model)
     return oracle_depth(
         config,
         LoraSpec(),
         num_layers=config.num_hidden_layers,
-        num_tokens=4 * BATCH.tokens,
         tokens_of_group=BATCH.tokens,
         itemsize=2,
-        means=OracleMeans(available_bytes=available, flops_per_s=flops, stage_s=stage_s),
+        means=OracleMeans(available_bytes=available, expected_s=lambda layers: layers * layer_s, stage_s=stage_s),
     )
 
 
@@ -136,8 +137,9 @@ def test_the_oracle_runs_on_as_many_layers_as_fit() -> None:
 
 
 def test_the_oracle_runs_on_as_many_layers_as_there_is_time_for_and_says_why() -> None:
-    found = depth(None, stage_s=30_000)
-    assert 1 < found.num_layers < 36
+    found = depth(None, stage_s=600)
+    assert found.num_layers == 18
     assert "all of them would take" in found.why_cut
-    assert depth(None, stage_s=30_000, flops=5e13) == OracleDepth(num_layers=36)
+    assert "360 s" in found.why_cut
+    assert depth(None, stage_s=600, layer_s=1.0) == OracleDepth(num_layers=36)
     assert depth(None, stage_s=600, model="tiny").why_cut == ""

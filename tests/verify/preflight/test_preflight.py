@@ -45,7 +45,7 @@ def went(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("go")
     arguments = ("--ranks", "2", "--backend", "split", "--oracle-layers", "1", "--quiet", "--out", str(folder))
     done = subprocess.run(
-        program(*arguments, "--prompt-tokens", "16", "--response-tokens", "16"),
+        program(*arguments, "--prompt", "16", "--response", "16"),
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -64,7 +64,7 @@ def test_two_ranks_of_this_machine_are_go(went: Run) -> None:
 def test_every_probe_left_a_finding(went: Run) -> None:
     found = {finding.name for finding in went.record.findings if finding.outcome == "GO"}
     assert found >= {
-        "arguments", "versions", "settings", "devices", "collectives results", "collectives all_reduce",
+        "arguments", "versions", "settings", "devices", "collectives results",
         "memory headroom step split", "memory headroom loading", "attention split", "parity split",
         "determinism split", "full depth split", "would notice leak", "would notice world-size",
     }  # fmt: skip
