@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.cases import Case
+from verify.default_cases.objectives import objective_cases
 from verify.default_cases.real_size import real_cases, synthetic_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
@@ -183,6 +184,19 @@ def test_a_sequence_comes_with_another_end_of_its_prompt_and_a_response_behind_a
     assert len({path for _, path in paths}) < len(paths)
     found = {(group.prompt_ids, ids) for group in groups for ids in group.completions}
     assert len({(prompt_ids[:16], ids) for prompt_ids, ids in found}) < len(found)
+
+
+def test_one_prompt_has_the_tokens_of_another_in_another_order_and_the_same_responses() -> None:
+    (groups,) = (case.groups for case in CASES if case.name == "prompts-begin-alike")
+    first, last = groups[0], groups[-1]
+    assert first.prompt_ids != last.prompt_ids
+    assert sorted(first.prompt_ids) == sorted(last.prompt_ids)
+    assert first.completions == last.completions
+
+
+def test_each_objective_has_a_group_whose_lengths_are_not_its_supervised_tokens() -> None:
+    for case in objective_cases(257, 0):
+        assert [group.num_supervised == tuple(map(len, group.completions)) for group in case.groups] == [True, False]
 
 
 def test_two_prompts_begin_alike_and_part() -> None:

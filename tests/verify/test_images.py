@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +178,13 @@ def test_packed_rows_run_the_tower_once_for_each_image(
         assert sum(seen) == unpacked == CASES[name].pairwise_images == count.images - packed
 
 
+def _of_pass(subject: FaultySubject, stage: str, model: Any, case: Case) -> Sequence[torch.Tensor]:
+    """Log-probs of the pass that a stage is part of."""
+    if stage == "reference" and case.kind != "examples":
+        return subject.loss(model, case.groups, Preference()).ref_per_token_logps
+    return subject.per_token_logps(model, case.groups)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_of_images_shows_wherever_it_is_said_to_bite_and_nowhere_else(
     llava: ModelUnderTest, fault: Any
@@ -185,7 +192,7 @@ def test_a_fault_of_images_shows_wherever_it_is_said_to_bite_and_nowhere_else(
     for case in CASES.values():
         with torch.no_grad():
             honest, faulty = (
-                torch.cat(FaultySubject(mutation=planted).per_token_logps(llava.model, case.groups))
+                torch.cat(_of_pass(FaultySubject(mutation=planted), fault.stage, llava.model, case))
                 for planted in (None, fault)
             )
         assert ((honest - faulty).abs().max() > 1e-2) == fault.bites(case), case.name

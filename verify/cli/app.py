@@ -7,6 +7,7 @@ internal error).
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 import time
@@ -33,7 +34,9 @@ from verify.cli.report import report  # noqa: E402
 from verify.cli.sharded import sharded  # noqa: E402
 from verify.cli.simulate import simulate  # noqa: E402
 from verify.cli.supervision import names_foreign_code, supervised  # noqa: E402
+from verify.parent_process import end_with_the_launcher  # noqa: E402
 from verify.sharded.board import SaidByRank0Error  # noqa: E402
+from verify.sharded.ranks import STARTED_HERE  # noqa: E402
 
 app = typer.Typer(
     add_completion=False,
@@ -96,6 +99,8 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    if STARTED_HERE in os.environ:
+        end_with_the_launcher()
     check_arguments(arguments)
     with no_empty_folder(out_folder(arguments)):
         # Not standalone: typer would draw a box around what is wrong, over several lines.

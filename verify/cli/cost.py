@@ -137,9 +137,8 @@ def cost(
 def _measure(options: CostOptions, place: RankPlace | None, *, as_json: bool, quiet: bool) -> NoReturn:
     from rich.console import Console
 
-    from reports.cost_store import COST_FILES, cost_json, write_cost
+    from reports.cost_store import cost_json, write_cost
     from reports.cost_terminal import print_cost
-    from reports.store import discard_results
     from verify.cli.app import STARTED
     from verify.cli.progress import show_progress
     from verify.cli.results import written_and_shown
@@ -152,8 +151,6 @@ def _measure(options: CostOptions, place: RankPlace | None, *, as_json: bool, qu
     is_first = place is None or place.rank == 0
     prepared = prepare_cost(options, num_ranks=num_ranks, device=place.device if place else None)
     out = options.out
-    if out is not None and is_first:
-        discard_results(out, COST_FILES)  # an interrupted run must not leave the results of another behind
     try:
         with show_progress(quiet or not is_first) as progress:
 

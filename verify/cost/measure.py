@@ -106,8 +106,8 @@ def measure_workload(bench: Bench, number: int, plan: WorkloadPlan, done: Done) 
     states, first = _states_to_go_on_from(bench, number, done.rounds(**shape))
     done = done.without_rounds_from(first)
     _warm_up(bench, number, plan, batches, done)
-    if plan.held_out and not done.held_out:
-        done.held_out += _hold_out(bench, number, plan, {path.name: bench.start for path in bench.paths}, "start")
+    if plan.held_out and len(done.held_out) < len(bench.paths):  # an interruption may have left some of them
+        done.held_out = _hold_out(bench, number, plan, {path.name: bench.start for path in bench.paths}, "start")
     for round_number in range(first, plan.num_steps):
         for place, path in enumerate(order_of(round_number, bench.paths)):
             bench.begin(f"{plan.name}: step {round_number + 1} of {plan.num_steps}, {path.name}")

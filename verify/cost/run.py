@@ -13,8 +13,10 @@ from typing import Any, cast
 import torch
 
 from reports.cost_record import CitedParityRecord, CostPathRecord, CostRecord, MemoryMeasure
+from reports.cost_store import COST_FILES
 from reports.record_names import DtypeName
 from reports.record_setting import Environment, ModelRecord
+from reports.store import discard_results
 from reports.values import Settings
 from reports.words import plural
 from verify.cost.clock import CLOCK, Clock
@@ -216,6 +218,8 @@ def _done_before(prepared: PreparedCost, bench: Bench) -> dict[int, Done]:
                 done = bench.journal.resume()
             else:
                 bench.journal.start()
+            # Only now: whoever forgets --resume keeps what an earlier run has found; an interrupted one leaves none.
+            discard_results(bench.journal.path.parent, COST_FILES)
         except ValueError as error:
             problem = error
     done, problem = bench.ranks.gathered((done, problem))[0]

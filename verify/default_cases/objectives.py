@@ -12,6 +12,8 @@ from verify.objective import COMPARING_NAMES
 def objective_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
     """Cases of two uneven groups, each under an objective of its own. One response ends in token 0, a word here.
 
+    In the second group some tokens are not supervised: a mean over tokens is one over those that are.
+
     Args:
         vocab_size: Token ids are drawn from [0, vocab_size).
         seed: Seed of the token ids.
@@ -26,8 +28,11 @@ def objective_cases(vocab_size: int, seed: int) -> tuple[Case, ...]:
 
     groups = (
         PreferenceGroup(tokens(7), (tokens(5), tokens(2)), (tokens(9), tokens(1), tokens(4))),
-        PreferenceGroup(tokens(3), (tokens(6),), (tokens(3), (*tokens(7), 0))),
-    )
+        PreferenceGroup(
+            tokens(3), (tokens(6),), (tokens(3), (*tokens(7), 0)),
+            completion_masks=((True, True, False, False, True, True), (True,) * 3, (False,) * 3 + (True,) * 5),
+        ),
+    )  # fmt: skip
     return tuple(
         Case(
             name=f"objective-{name}",

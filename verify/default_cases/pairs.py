@@ -123,11 +123,13 @@ def prompts_begin_alike(tokens: _Take) -> Case:
     return Case(
         name="prompts-begin-alike",
         why="one system prompt, other questions, one of them learned with its answer: a prompt found by its start is "
-        "another's, and so is a sequence found without the place where its prompt ends; a response ends in token 0",
+        "another's, and so is a sequence found without the place where its prompt ends, or by its tokens in any "
+        "order; a response ends in token 0",
         groups=(
             PreferenceGroup(start + question, (answer,), (refused,)),
             PreferenceGroup(start + tokens(9), (refused,), (tokens(13),)),
             PreferenceGroup(start, (question + answer,), ((*tokens(10)[:-1], 0),)),
+            PreferenceGroup(start + question[::-1], (answer,), (refused,)),
         ),
     )
 

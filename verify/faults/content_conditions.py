@@ -93,6 +93,10 @@ def _ends_alike(case: Case) -> bool:
     return any(end == other_end and before != other for (end, before), (other_end, other) in combinations(endings, 2))
 
 
+def _ends_in_zero(case: Case) -> bool:
+    return any(len(ids) > 1 and ids[-1] == 0 for _, ids, _ in _responses(case))
+
+
 def _one_token_prompt(case: Case) -> bool:
     return any(len(group.prompt_ids) == 1 and len(ids) > 1 for group, ids, _ in _responses(case))
 
@@ -122,5 +126,6 @@ LARGER_GROUPS_ALIKE = Condition(
 GROUPS_OF_ONE_PROMPT = Condition("two groups have one prompt", _groups_of_one_prompt)
 TWICE_ON_A_SIDE = Condition("a side of a group holds a response twice, and another", _twice_on_a_side)
 ENDS_ALIKE = Condition("two responses end with the same two tokens, behind others", _ends_alike)
+ENDS_IN_ZERO = Condition("a response of two or more tokens ends in token 0", _ends_in_zero)
 ONE_TOKEN_PROMPT = Condition("a prompt of one token has a response of two or more", _one_token_prompt)
 SIX_LEVELS = Condition("a segment of the prefix tree, of two or more tokens, has five or more above it", _six_levels)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verify.cases import CASE_KINDS, Case
 from verify.faults.conditions import Condition
-from verify.faults.fault import EquivalentMutant, Fault
+from verify.faults.fault import PREFERENCES, EquivalentMutant, Fault
 from verify.faults.rows import Rows
-from verify.faults.stages import Layout, Mask
+from verify.faults.stages import Forward, Layout, Mask, Reference
 from verify.groups import PreferenceGroup, TokenIds
 from verify.images import Image
 
@@ -37,9 +38,18 @@ def _equal_text(case: Case) -> bool:
     return len({ids for ids, _ in prompts}) < len(prompts)
 
 
+def _equal_text_and_response(case: Case) -> bool:
+    sequences = {(group.prompt_ids, group.images, ids) for group in case.groups for ids in group.completions}
+    return len({(prompt, ids) for prompt, _, ids in sequences}) < len(sequences)
+
+
 HAS_IMAGES = Condition("a prompt has an image", _has_images)
 DIFFERENT_IMAGES = Condition("a case has two different images", _has_different_images)
 EQUAL_TEXT = Condition("prompts of equal tokens have different images", _equal_text)
+
+EQUAL_TEXT_AND_RESPONSE = Condition(
+    "a response stands behind prompts of equal tokens with different images", _equal_text_and_response
+)
 
 
 def _renumbered(rows: Rows, number: Callable[[int], int]) -> Rows:
@@ -84,6 +94,15 @@ def images_hidden_from_branches(honest: Mask, rows: Rows) -> Tensor:
     """Responses see the text of their prompt only; [B, T, T]."""
     in_branch = torch.tensor([[p.completion is not None for p in row for _ in p.ids] for row in rows.rows])
     return honest(rows) & ~(in_branch[:, :, None] & (rows.features >= 0)[:, None, :])
+
+
+def reference_found_by_text(honest: Reference, model: Any, forward: Forward, rows: Rows) -> Tensor:
+    """Of each sequence of tokens the values that were kept when it was first seen, whatever its image; [N]."""
+    logps, branches = honest(model, forward, rows), rows.branches()
+    kept: dict[tuple[TokenIds, ...], Tensor] = {}
+    values = torch.split(logps, [len(branch.tokens) for branch in branches])
+    pieces = [(*(place.piece.ids for place in rows.ancestors_of(branch)), branch.piece.ids) for branch in branches]
+    return torch.cat([kept.setdefault(key, found) for key, found in zip(pieces, values, strict=True)])
 
 
 # Harmless changes.
@@ -141,6 +160,18 @@ FAULTS = (
         bites_where=EQUAL_TEXT,
         signature="a group whose tokens came before with another image is off, all others exact",
         invisible_where="no two prompts have the same tokens",
+    ),
+    Fault(
+        name="reference-found-by-text",
+        stage="reference",
+        replacement=reference_found_by_text,
+        what="Log-probs of the frozen policy are kept by the tokens of prompt and response, without the image.",
+        kinds=PREFERENCES,
+        with_images=True,
+        bites_where=EQUAL_TEXT_AND_RESPONSE,
+        signature="policy exact; reference log-probs of a response that came before behind the same text and another "
+        "image are those behind that one",
+        invisible_where="no response stands behind two prompts of the same tokens",
     ),
     Fault(
         name="images-left-out",

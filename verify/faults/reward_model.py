@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from verify.faults.conditions import BRANCH_OF_TWO, SEVERAL_GROUPS
+from verify.faults.content_conditions import ENDS_IN_ZERO
 from verify.faults.fault import PREFERENCES, ROUNDING_IN_BFLOAT16, EquivalentMutant, Fault
 from verify.faults.layout_conditions import MORE_THAN_PAIRS, UNEVEN_NUMBERS_OF_PAIRS
 from verify.faults.mask import branches_not_isolated, trees_not_isolated
@@ -52,6 +53,12 @@ def end_of_prompt(rows: Rows, branch: Branch) -> int:
 def first_token(rows: Rows, branch: Branch) -> int:
     """The first token of the branch."""
     return branch.tokens[0]
+
+
+def last_token_but_zeros(rows: Rows, branch: Branch) -> int:
+    """The last token of the branch that is no 0, its first where all are: lengths are counted by a padding id."""
+    ids = rows.input_ids[branch.row]
+    return next((slot for slot in reversed(branch.tokens) if ids[slot] != 0), branch.tokens[0])
 
 
 def end_of_branch_before(rows: Rows, branch: Branch) -> int:
@@ -179,6 +186,17 @@ FAULTS = (
         of_rewards=True,
         signature="all but the first response of a prompt have the reward of the one before",
         must_kill=("parity", "branch-isolation", "causality"),
+    ),
+    Fault(
+        name="reward-read-before-zeros",
+        stage="readout",
+        replacement=partial(read_at, last_token_but_zeros),
+        what="Token 0 at the end of a response is taken for padding, and the head reads the token before.",
+        bites_where=ENDS_IN_ZERO,
+        kinds=PREFERENCES,
+        of_rewards=True,
+        signature="a response that ends in token 0 has the reward of the response without it",
+        invisible_where="no response ends in token 0",
     ),
     Fault(
         name="reward-branches-not-isolated",

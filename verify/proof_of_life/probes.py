@@ -106,6 +106,7 @@ PROBES_OF_IMAGES: tuple[Probe, ...] = (
     Probe("images-hidden-from-branches"),
     Probe("images-left-out"),
     Probe("last-image-for-all"),
+    Probe("reference-found-by-text"),
 )
 """Those of cases with images, which only a model has that sees them."""
 PROBES_OF_EVERY_WEIGHT: tuple[Probe, ...] = (

@@ -26,6 +26,8 @@ STARTED_HERE = "PACKPARITY_LOCAL_RANKS"
 """In the environment of ranks that this program has started itself."""
 _MESSAGE = "packparity: "
 """How a line begins in which this program says what went wrong."""
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends the run beside an interrupt: a scheduler, a terminal that closes."""
 _LAST_WORDS_S = 2.0
 _BETWEEN_LOOKS_S = 0.02
 _EXAMPLE = "start it with torchrun, or let it start ranks of its own with --ranks 2"
@@ -218,7 +220,7 @@ class _LocalRank:
         self.process = subprocess.Popen(
             [sys.executable, *arguments],
             env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closes with this process: end_with_the_launcher
             stdout=None if number == 0 else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -263,6 +265,8 @@ class _LocalRank:
         self.process.wait()
         self.has_ended()
         assert self.process.stderr is not None
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         if not self._reader.is_alive():
             self.process.stderr.close()
 
@@ -280,13 +284,16 @@ def _started(arguments: Sequence[str], num_ranks: int) -> Iterator[list[_LocalRa
         STARTED_HERE: "1",
     }
     ranks: list[_LocalRank] = []
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    # Under nohup a terminal that closes is not to end the run.
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in heeded}
     try:
         for number in range(num_ranks):
             ranks.append(_LocalRank(number, arguments, environment))
         yield ranks
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         for rank in ranks:
             rank.interrupt()
         for rank in ranks:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from reports.cost_record import CostRecord, StepRecord
+from reports.cost_store import COST_FILES
 from reports.store import OutputError, RecordError
 from verify.cost import measure
 from verify.cost.clock import Clock, ClockError
@@ -168,10 +169,23 @@ def test_a_journal_is_neither_begun_twice_nor_resumed_with_other_options(tmp_pat
         run(out=tmp_path, resume=True)
     done = run(out=tmp_path)
     assert run(out=tmp_path, resume=True).workloads == done.workloads, "nothing was left to do"
+    (tmp_path / COST_FILES[-1]).write_text("what was found before")
     with pytest.raises(OutputError, match="give --resume to go on with it"):
         run(out=tmp_path)
     with pytest.raises(RecordError, match="was begun with another optimizer"):
         run(out=tmp_path, resume=True, lr=0.5)
+    assert (tmp_path / COST_FILES[-1]).exists(), "a run that is refused costs nothing"
+    run(out=tmp_path, resume=True)
+    assert not (tmp_path / COST_FILES[-1]).exists(), "nothing of an earlier run may pass for this one's"
+
+
+def test_held_out_pairs_of_which_a_part_was_written_are_computed_again(tmp_path: Path, run: Run) -> None:
+    options: dict[str, Any] = {"held_out": 2, "out": tmp_path, "steps": 1}
+    whole, path = run(**options), tmp_path / JOURNAL_FILE
+    lines = path.read_text().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if '"when":"start"' in line)
+    path.write_text("".join(lines[: first + 1]))
+    assert run(**options, resume=True).workloads[0].held_out == whole.workloads[0].held_out
 
 
 def test_a_damaged_state_is_refused(tmp_path: Path, run: Run) -> None:

@@ -73,9 +73,9 @@ def test_a_fault_of_log_probs_is_not_run_on_a_reward_model() -> None:
     assert not mutation_named("branches-not-isolated").bites(CASE)
 
 
-# The slots that heads read. A row of one group: prompt 0 1 2, then branches 3 4, 5 and 6 7 8.
+# The slots that heads read. A row of one group: prompt 0 1 2, then branches 3 4, 5 and 6 7 8; slot 8 holds token 0.
 
-GROUP = PreferenceGroup((1, 2, 3), ((4, 5),), ((6,), (7, 8, 9)))
+GROUP = PreferenceGroup((1, 2, 3), ((4, 5),), ((6,), (7, 8, 0)))
 SLOTS = {
     None: [4, 5, 8],
     "reward-read-one-token-early": [3, 2, 7],
@@ -83,6 +83,7 @@ SLOTS = {
     "reward-read-at-end-of-prompt": [2, 2, 2],
     "reward-read-at-first-token": [3, 5, 6],
     "reward-read-in-branch-before": [4, 4, 5],
+    "reward-read-before-zeros": [4, 5, 7],
 }
 
 

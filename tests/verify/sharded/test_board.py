@@ -88,8 +88,9 @@ def test_a_collective_that_broke_inside_another_error_is_no_cause() -> None:
 def test_a_rank_that_ended_without_a_word_is_named_and_one_that_waits_is_not() -> None:
     raised = raised_by(CLOSED, DEAD, HANGS)  # whoever is not connected to the dead rank waits on
     assert isinstance(raised[0], RankLostError)
-    said = "rank 1 of 3 ended or was stopped without a word; rank 0 noticed: RuntimeError: [gloo"
-    assert str(raised[0]).startswith(said)
+    assert str(raised[0]).startswith(
+        "rank 1 of 3 ended or was stopped without a word; rank 0 noticed: RuntimeError: [gloo"
+    )
 
 
 def test_a_rank_that_lives_and_says_nothing_hangs() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -112,6 +115,20 @@ def test_a_rank_that_outlives_a_failed_one_is_ended(
     assert run_ranks(tmp_path, "if rank == 1: time.sleep(60)\nend(3, 'rank 1 of 2 hangs')") == 3
     assert capfd.readouterr().err == "packparity: rank 1 of 2 hangs\n"
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGHUP])
+def test_no_rank_outlives_its_launcher(tmp_path: Path, ending: signal.Signals) -> None:
+    (tmp_path / "rank.py").write_text(
+        "import os, sys, time\nfrom verify.parent_process import end_with_the_launcher\n"
+        "end_with_the_launcher()\nassert sys.stdin.read() == ''\nos.write(1, b'running\\n')\ntime.sleep(60)"
+    )
+    launch = f"from verify.sharded.ranks import *; start_local_ranks([], 2, 60, program=['{tmp_path}/rank.py'])"
+    with subprocess.Popen([sys.executable, "-c", launch], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"running\n"
+        process.send_signal(ending)
+        assert process.stdout.read() == b""  # which rank 0 holds open for as long as it lives
 
 
 def test_ranks_that_all_hang_are_ended_in_time_with_what_they_started(tmp_path: Path) -> None:
