@@ -6,7 +6,9 @@ internal error).
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
 import time
 import traceback
@@ -41,17 +43,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Verifies that packed preference training computes what unpacked training computes.",
 )
-app.command()(check)
-app.command()(faults)
-app.command()(calibrate)
-app.command()(data)
-app.command()(simulate)
-app.command()(families)
-app.command()(forecast)
-app.command()(preflight)
-app.command()(cost)
-app.command()(sharded)
-app.command()(report)
+
+
+def _unwrapped(command: Callable[..., None]) -> str:
+    """Help of a command, a line for each paragraph: typer keeps line breaks in all but the first, however wide."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
+
+
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    check,
+    faults,
+    calibrate,
+    data,
+    simulate,
+    families,
+    forecast,
+    preflight,
+    cost,
+    sharded,
+    report,
+)
+for _command in _COMMANDS:
+    app.command(help=_unwrapped(_command))(_command)
 
 
 _INTERRUPTED = 130

@@ -32,7 +32,8 @@ _HELP_REFERENCE = (
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
 _HELP_ROUTERS = "Weight of the load balancing loss of a mixture of experts (router_aux_loss_coef); none if not given."
 _HELP_FULL = (
-    "All built-in subjects, and in all dtypes but autocast, unless you name some; about five times the default's time."
+    "All our packed subjects, and in all dtypes but autocast, unless you name some; about five times the default's "
+    "time."
 )
 
 
@@ -79,7 +80,7 @@ def check(
 ) -> None:
     """Compare packed with unpacked preference training: log-probs, losses, rewards and every gradient.
 
-    Without options: a tiny Qwen3 with sharp weights, all packed subjects, no download, no GPU.
+    Without options: a tiny Qwen3 with sharp weights, most of our packed subjects (--full: all), no download, no GPU.
     """
     from verify.cli.app import STARTED
 

@@ -112,6 +112,13 @@ def test_help_ends_with_zero(call: Call) -> None:
     assert call("check", "--help")[0] == 0
 
 
+def test_help_has_no_line_breaks_within_a_paragraph() -> None:
+    """Those of the source would leave half-empty lines in a narrower terminal."""
+    helps = [command.help or "" for command in app.app.registered_commands]
+    assert all(helps)
+    assert not [text for text in helps for paragraph in text.split("\n\n") if "\n" in paragraph]
+
+
 def test_what_is_not_empty_is_let_through() -> None:
     check_arguments(["check", "--out", ".", "--case=a", "--json"])
 
