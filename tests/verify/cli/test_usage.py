@@ -135,6 +135,16 @@ def test_a_closed_standard_output_is_not_a_fail(call: Call, monkeypatch: pytest.
     assert "standard output was closed" in err
 
 
+def test_a_reader_may_leave_a_report(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `packparity report DIR | head -1`."""
+
+    def closed(*_args: object, **_named: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("reports.results.read_result", closed)
+    assert call("report", "somewhere") == (0, "", "")
+
+
 def test_what_a_message_quotes_reaches_a_terminal_only_in_printable_form(call: Call) -> None:
     for given, shown in (("\x1b[31m", r"\x1b[31m"), ("\ud800", r"\ud800"), ("\u202e", r"\u202e")):
         status, out, err = call("check", "--case", f"a{given}b")
