@@ -8,6 +8,7 @@ takes, and a subject that runs the model of the run can run this one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,18 +54,20 @@ class _PositionedModel(Qwen3Model):  # type: ignore[misc]
         )
 
 
-def absolute_model(dtype: str, seed: int, *, with_adapters: bool = True) -> Any:
+def absolute_model(dtype: str, seed: int, *, with_adapters: bool = True, tied: bool = False) -> Any:
     """Build the model on the CPU.
 
     Args:
         dtype: Name of the dtype.
         seed: Seed of weights and adapters.
         with_adapters: Whether it has adapters as the model of the run; else every weight is trained.
+        tied: Whether its head is its embedding: a subject may take either for the head of a model of the run that is.
 
     Returns:
         A causal LM in eval mode, wrapped as the model of a run is.
     """
-    base = build_random(named_config("tiny"), num_layers=_NUM_LAYERS, dtype=dtype_of_weights(dtype), seed=seed)
+    config = replace(named_config("tiny"), tie_word_embeddings=tied)
+    base = build_random(config, num_layers=_NUM_LAYERS, dtype=dtype_of_weights(dtype), seed=seed)
     positioned = _PositionedModel(base.config).to(dtype_of_weights(dtype))
     positioned.load_state_dict(base.model.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(seed)
@@ -72,6 +75,8 @@ def absolute_model(dtype: str, seed: int, *, with_adapters: bool = True) -> Any:
         table = positioned.position_table.weight
         table.copy_(rounded_normal(table.shape, _POSITION_STD, generator))
     base.model = positioned.requires_grad_(False)
+    if tied:
+        base.lm_head.weight = positioned.embed_tokens.weight
     if not with_adapters:
         return train_every_weight(base)
     return add_lora(base, LoraSpec(strength=0.3), seed=seed + 1)

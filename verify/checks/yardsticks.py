@@ -149,9 +149,16 @@ def _token_budget(case: Case, forms: Mapping[str, tuple[Tensor, ...]], dtype: st
     return logps_budget("max", "per_token_logps", torch.cat(forms[WITNESS.name]), case, noise, dtype, policy)
 
 
+def _is_tied(model: Any) -> bool:
+    """Whether the head is the embedding."""
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    return head is not None and head is getattr(model.get_input_embeddings(), "weight", None)
+
+
 def _absolute_yardsticks(of_run: Any, dtype: str, policy: Policy, seed: int) -> dict[str, AbsoluteYardstick]:
     yardsticks: dict[str, AbsoluteYardstick] = {}
-    model = absolute_model(dtype, seed, with_adapters=has_adapters(of_run)).to(next(of_run.parameters()).device)
+    model = absolute_model(dtype, seed, with_adapters=has_adapters(of_run), tied=_is_tied(of_run))
+    model = model.to(next(of_run.parameters()).device)
     for case in _present(check_cases(int(model.config.vocab_size), seed), _ABSOLUTE):
         forms = _logps_of_forms(model, case)
         budget = _token_budget(case, forms, dtype, policy)
