@@ -98,15 +98,17 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
 def _policy_probe(model: Any) -> Callable[[], bool]:
     """Says whether the model is the policy at the moment: whether the adapters that are trained now are on then.
 
-    A model without adapters always is: its frozen policy is another model.
+    A model without adapters is where anything of it is trained; a separate frozen model is not.
     """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    for layer in modules:
+    if not isinstance(model, nn.Module):
+        return lambda: False
+    for layer in model.modules():
         if isinstance(layer, LoraLayer):
             factors = layer.lora_A.items()
             trained = {name for name, factor in factors if any(p.requires_grad for p in factor.parameters())}
             return lambda: not layer.disable_adapters and bool(trained.intersection(layer.active_adapters))
-    return lambda: True
+    is_trained = any(parameter.requires_grad for parameter in model.parameters())
+    return lambda: is_trained
 
 
 def _vision_tower(model: Any) -> nn.Module | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +106,14 @@ def test_the_policy_without_gradients_is_told_from_the_model_with_its_adapters_o
             with model.disable_adapter():
                 model(torch.tensor([[1, 2]]))
     assert (count.slots, count.slots_with_grad, count.slots_tried, count.rows_tried) == (4 + 3 + 2, 4, 3, 1)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_separate_frozen_model_is_not_the_policy(tiny: Callable[[str], ModelUnderTest], is_frozen: bool) -> None:
+    model = deepcopy(tiny("float32").model).unload().requires_grad_(not is_frozen)
+    with count_slots(model) as count, torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))
+    assert (count.slots, count.slots_tried) == (3, 0 if is_frozen else 3)
 
 
 def test_ids_given_by_keyword_count_too() -> None:
