@@ -55,8 +55,9 @@ def test_of_the_pairs_of_our_own_one_round_is_unlike_too() -> None:
 
 def test_two_subjects_of_one_name_are_refused() -> None:
     """The second one's results in one process would stand for those of the first."""
+    twice = (select_subject("split"),) * 2
     with pytest.raises(ValueError, match="subjects named twice: split"):
         ShardedRequest(
-            model=ModelRequest("tiny"), precisions=("float32",), subjects=(select_subject("split"),) * 2, scenarios=(),
+            model=ModelRequest(name="tiny"), precisions=("float32",), subjects=twice, scenarios=(),
             policy=load_policy(None), variations=(), seed=0,
         )  # fmt: skip
