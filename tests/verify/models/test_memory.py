@@ -51,7 +51,7 @@ def test_ranks_of_one_machine_share_its_memory() -> None:
     needed = num_weights(TINY, 2, LORA) * 4 * 2 * 2
     check_memory(request, ["float32"], needed, ranks_here=2, copies=2)
     with pytest.raises(
-        ValueError, match=r"twice on each of 2 ranks of this machine, .* of memory, 1 B too few: .*ranks"
+        ValueError, match=r"twice on each of 2 ranks of this machine, .* of memory, 1.00 B too few: .*ranks"
     ):
         check_memory(request, ["float32"], needed - 1, ranks_here=2, copies=2)
     check_memory(replace(request, device="cuda:0"), ["float32"], needed // 4, ranks_here=2, copies=2)
