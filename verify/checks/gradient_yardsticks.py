@@ -41,14 +41,16 @@ class Forms:
     whole: tuple[PairwiseSubject, ...]
 
 
-PADDED = Forms(in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"]))
-"""For a subject that is held against itself."""
-PADDED_AND_EAGER = Forms(
-    in_turn=VARIATIONS["padded-left"],
-    whole=(replace(VARIATIONS["padded-right"], name="eager-padded-right", attention="eager"),),
+_EAGER = replace(VARIATIONS["padded-right"], name="eager-padded-right", attention="eager")
+"""Eager softmax works in float32 in every dtype: what SDPA computes alike to the last bit of float64 it may not.
+
+Padded on the left it has rows without any key, which are not finite in float64."""
+PADDED = Forms(
+    in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"], _EAGER)
 )
-"""For a subject of any attention: eager softmax works in float32 in every dtype. Padded on the left it has rows without
-any key, which are not finite in float64."""
+"""For a subject that is held against itself, whatever its attention."""
+PADDED_AND_EAGER = Forms(in_turn=VARIATIONS["padded-left"], whole=(_EAGER,))
+"""For a subject that is held against the unpacked path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
