@@ -105,7 +105,7 @@ def check_memory(
         num_cases: Cases of the run.
         held_in_float64: There is no oracle: the model is held in float64 as well, for its own unpacked path.
         ranks_here: Ranks on this machine; on a CPU their weights share its memory.
-        copies: Of the weights on each of them at the same time.
+        copies: Of the weights on each of them at the same time, where there are several.
 
     Raises:
         ValueError: With what they would take, and how much that is too much.
