@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from verify.sharded import whereabouts
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+_T = TypeVar("_T")
 
 ANSWER_S = 10.0
 """How long a rank whose collective broke waits for the others to say what became of them."""
@@ -131,13 +134,13 @@ class Board:
         if self._world_size == 1:
             return
         try:
-            own = _Answer(self._store.add("count", 1), _kind(error), one_line(error))
-            self._store.set(f"place {self._rank}", self._place(whereabouts.of_error(error)))
-            self._store.set(f"answer {self._rank}", f"{own.order} {own.kind} {own.text}")
-            answers, dead = self._wait(own)
-            places = self._places()
-            if self._rank == 0:
-                time.sleep(ALIKE_S / 2)  # whoever keeps the store leaves last: others read what it holds
+            own, answers, dead, places = _within(2 * ANSWER_S, lambda: self._tell(error))
+        except TimeoutError as silent:  # to a process that was stopped a connection stays open, and waits without end
+            raise RankLostError(
+                f"rank 0 of {self._world_size}, or torchrun beside it, keeps the store of the group, which gave no "
+                f"answer for {2 * ANSWER_S:g} s: stopped, or its machine is gone; rank {self._rank} noticed: "
+                f"{one_line(error)}"
+            ) from silent
         except RuntimeError as gone:
             raise RankLostError(
                 f"rank 0 of {self._world_size}, which keeps the store of the group, is gone; rank {self._rank} "
@@ -148,6 +151,17 @@ class Board:
             raise SaidByRank0Error(message, 2 if kind == "input" else 3) from error
         if message != own.text:
             raise (RankInputError if kind == "input" else RankLostError)(message) from error
+
+    def _tell(self, error: Exception) -> tuple[_Answer, dict[int, _Answer], list[int], dict[int, str]]:
+        """Say what this rank raised; and what others have, which have ended, and where each was."""
+        own = _Answer(self._store.add("count", 1), _kind(error), one_line(error))
+        self._store.set(f"place {self._rank}", self._place(whereabouts.of_error(error)))
+        self._store.set(f"answer {self._rank}", f"{own.order} {own.kind} {own.text}")
+        answers, dead = self._wait(own)
+        places = self._places()
+        if self._rank == 0:
+            time.sleep(ALIKE_S / 2)  # whoever keeps the store leaves last: others read what it holds
+        return own, answers, dead, places
 
     def _place(self, where: str) -> str:
         return f"{where}, in step {self._step}" if self._step and where else where
@@ -208,6 +222,24 @@ class Board:
             if not own.is_cause and (dead or any(answer.is_cause for answer in answers.values())):
                 return answers, dead
             time.sleep(_BETWEEN_LOOKS_S)
+
+
+def _within(seconds: float, ask: Callable[[], _T]) -> _T:
+    """What a question to the store gives; it is left behind in its thread where there is no answer.
+
+    Raises:
+        TimeoutError: No answer in time.
+    """
+    answer: Future[_T] = Future()
+
+    def wait() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return answer.result(seconds)
 
 
 def _kind(error: Exception) -> str:

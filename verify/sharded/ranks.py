@@ -167,7 +167,10 @@ def _store(place: RankPlace, timeout_s: float) -> Store:
                 f"rank {place.rank}: the port of {where} is in use: give another MASTER_PORT "
                 "(torchrun --master-port), or torchrun --standalone, which finds one"
             ) from error
-        raise RankLostError(f"rank {place.rank} cannot reach the store at {where}: {one_line(error)}") from error
+        keeper = "" if place.rank == 0 else ", which rank 0 keeps unless torchrun does; it never came, or was stopped"
+        raise RankLostError(
+            f"rank {place.rank} cannot reach the store at {where}{keeper}: {one_line(error)}"
+        ) from error
     except dist.DistStoreError as error:
         raise RankLostError(
             f"rank {place.rank} of {place.world_size}: not all ranks came to the store at {where} within "
