@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 
+from verify.groups import PreferenceGroup
 from verify.models.vision import VISION_TOWER
+from verify.policy_passes import FedPass, split_into_passes
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class SlotCount:
 
     ``slots_with_grad`` and ``rows_with_grad`` are those that were fed with gradients enabled: the policy pass, not the
     reference pass. ``slots_tried`` and ``rows_tried`` are those that the policy was fed without gradients, as in the
-    first pass of a two-pass step. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden
+    first pass of a two-pass step, and ``tried`` are the passes that they were, where there were several and they can be
+    told apart. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden
     states were made past the embedding. ``images`` passed the tower that sees them, where the model has one.
     """
 
@@ -33,6 +36,7 @@ class SlotCount:
     rows_tried: int = 0
     layer_slots: int = 0
     images: int = 0
+    tried: tuple[FedPass, ...] = ()
 
     def add(self, other: SlotCount) -> None:
         """Count what another model was fed as well."""
@@ -41,13 +45,14 @@ class SlotCount:
 
 
 @contextmanager
-def count_slots(model: Any) -> Iterator[SlotCount]:
+def count_slots(model: Any, groups: Sequence[PreferenceGroup] = ()) -> Iterator[SlotCount]:
     """Count what is fed to the model's input embedding, and what reaches its first decoder layer.
 
     A packed row of the pair (prompt 3, chosen 2, rejected 1) feeds 6 slots, the two unpacked rows feed 5 + 4 = 9.
 
     Args:
         model: A model with ``get_input_embeddings()``.
+        groups: What the passes are about; without them passes of the policy without gradients are not told apart.
 
     Yields:
         The count, which grows while the context is open.
@@ -60,6 +65,7 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         raise ValueError(f"{type(model).__name__}.get_input_embeddings() is not a module: slots cannot be counted")
     count = SlotCount()
     is_policy = _policy_probe(model)
+    tried: list[Tensor] = []
 
     def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         input_ids = args[0] if args else kwargs["input"]
@@ -74,6 +80,7 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         elif is_policy():
             count.slots_tried += slots
             count.rows_tried += rows
+            tried.append(input_ids.detach().clone())
 
     def add_layer(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         hidden_states = args[0] if args else kwargs["hidden_states"]
@@ -93,6 +100,9 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
     finally:
         for handle in handles:
             handle.remove()
+    if groups and len(tried) > 1:
+        calls = [ids.reshape(-1, ids.shape[-1]).tolist() for ids in tried if ids.numel()]
+        count.tried = split_into_passes(calls, groups)
 
 
 def _policy_probe(model: Any) -> Callable[[], bool]:

@@ -108,6 +108,19 @@ def test_the_policy_without_gradients_is_told_from_the_model_with_its_adapters_o
     assert (count.slots, count.slots_with_grad, count.slots_tried, count.rows_tried) == (4 + 3 + 2, 4, 3, 1)
 
 
+@pytest.mark.parametrize("names", [("dense-sdpa", "split"), ("dense-sdpa", "pairwise")])
+def test_passes_of_the_policy_without_gradients_are_told_apart(
+    tiny: Callable[[str], ModelUnderTest], names: tuple[str, str]
+) -> None:
+    model, fed = tiny("float32").model, {"dense-sdpa": PACKED, "split": PACKED, "pairwise": UNPACKED}
+    with count_slots(model, GROUPS) as count, torch.no_grad():
+        for name in names:
+            BUILT_IN.get(name, WITNESS).per_token_logps(model, GROUPS)
+        with model.disable_adapter():
+            WITNESS.per_token_logps(model, GROUPS)
+    assert [(each.slots, each.pairwise_slots) for each in count.tried] == [(fed[name], UNPACKED) for name in names]
+
+
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_a_separate_frozen_model_is_not_the_policy(tiny: Callable[[str], ModelUnderTest], is_frozen: bool) -> None:
     model = deepcopy(tiny("float32").model).unload().requires_grad_(not is_frozen)
