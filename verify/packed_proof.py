@@ -101,6 +101,8 @@ class _Total:
     first: tuple[_Fed, ...] = ()
     layer_slots: int = 0
     """Slots that passed the first decoder layer."""
+    slots_again: int = 0
+    """Slots that were fed once more within a backward pass."""
 
     @property
     def reference(self) -> _Fed:
@@ -132,6 +134,7 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
                 ),
                 _added_in_turn(known.first, _first_passes(count, slots // passes, rows // passes), name),
                 known.layer_slots + count.layer_slots,
+                known.slots_again + count.slots_again,
             )
     return list(totals.values())
 
@@ -210,6 +213,12 @@ def _unseen(total: _Total) -> str:
         return (
             f"says packed, but {total.both.what} fed {fed_slots} token slots to the embedding and "
             f"{total.layer_slots} to the first decoder layer: what passed the embedding is not all that ran"
+        )
+    of_policy = total.policy.slots + sum(first.slots for first in total.first) or total.both.slots
+    if total.slots_again > of_policy:
+        return (
+            f"says packed, but the backward pass of {total.both.what} fed {total.slots_again} token slots where its "
+            f"forward passes fed {of_policy}: checkpoints run again no more than what ran before"
         )
     return ""
 

@@ -23,7 +23,8 @@ class SlotCount:
     ``slots_with_grad`` and ``rows_with_grad`` are those that were fed with gradients enabled: the policy pass, not the
     reference pass. ``slots_tried`` and ``rows_tried`` are those that the policy was fed without gradients, as in the
     first pass of a two-pass step, and ``tried`` are the passes that they were, where there were several and they can be
-    told apart. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden
+    told apart. ``slots_again`` were fed within a backward pass, where checkpoints run again what ran before; they count
+    nowhere else. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden
     states were made past the embedding. ``images`` passed the tower that sees them, where the model has one.
     """
 
@@ -34,6 +35,7 @@ class SlotCount:
     rows_with_grad: int = 0
     slots_tried: int = 0
     rows_tried: int = 0
+    slots_again: int = 0
     layer_slots: int = 0
     images: int = 0
     tried: tuple[FedPass, ...] = ()
@@ -70,6 +72,9 @@ def count_slots(model: Any, groups: Sequence[PreferenceGroup] = ()) -> Iterator[
     def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         input_ids = args[0] if args else kwargs["input"]
         slots = input_ids.numel()
+        if _is_in_backward():
+            count.slots_again += slots
+            return
         rows = slots // input_ids.shape[-1] if slots else 0
         count.slots += slots
         count.rows += rows
@@ -84,10 +89,12 @@ def count_slots(model: Any, groups: Sequence[PreferenceGroup] = ()) -> Iterator[
 
     def add_layer(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         hidden_states = args[0] if args else kwargs["hidden_states"]
-        count.layer_slots += hidden_states.shape[:-1].numel()
+        if not _is_in_backward():
+            count.layer_slots += hidden_states.shape[:-1].numel()
 
     def add_images(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
-        count.images += len(args[0] if args else kwargs["pixel_values"])
+        if not _is_in_backward():
+            count.images += len(args[0] if args else kwargs["pixel_values"])
 
     layer = _first_decoder_layer(model, embedding)
     handles = [embedding.register_forward_hook(add, with_kwargs=True)]
@@ -103,6 +110,11 @@ def count_slots(model: Any, groups: Sequence[PreferenceGroup] = ()) -> Iterator[
     if groups and len(tried) > 1:
         calls = [ids.reshape(-1, ids.shape[-1]).tolist() for ids in tried if ids.numel()]
         count.tried = split_into_passes(calls, groups)
+
+
+def _is_in_backward() -> bool:
+    """Whether autograd is at work, so that what runs is run again: as ``torch.utils.checkpoint`` itself tells it."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _policy_probe(model: Any) -> Callable[[], bool]:

@@ -168,6 +168,16 @@ def test_of_several_passes_without_gradients_each_saves_by_itself(
     assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
 
 
+@pytest.mark.parametrize(
+    ("again", "message"), [(6, ""), (10, "the backward pass of loss fed 10 token slots where its forward passes fed 6")]
+)
+def test_a_backward_pass_runs_again_no_more_than_what_ran(again: int, message: str) -> None:
+    count = SlotCount(12, 4, 2, slots_with_grad=6, rows_with_grad=2, slots_again=again)
+    found = summary(result(None, phases=(PhaseSlots("loss", count),)))
+    assert found.verdict is (Verdict.INCONCLUSIVE if message else Verdict.PASS)
+    assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
+
+
 def test_who_says_unpacked_need_not_save_anything() -> None:
     assert summary(result(20), layout="unpacked").verdict is Verdict.PASS
 

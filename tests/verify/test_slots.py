@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
@@ -93,6 +94,20 @@ def test_slots_fed_with_gradients_enabled_are_told_apart() -> None:
         with torch.no_grad():
             embedding(torch.tensor([[1, 2]]))
     assert (count.slots, count.slots_with_grad) == (5, 3)
+
+
+def test_what_a_checkpoint_runs_again_in_the_backward_pass_is_not_counted_twice(
+    tiny: Callable[[str], ModelUnderTest],
+) -> None:
+    model = tiny("float32").model
+    with count_slots(model) as count:
+        logits = checkpoint(
+            lambda ids: model(ids, use_cache=False).logits, torch.tensor([[1, 2, 3]]), use_reentrant=False
+        )
+        loss: Any = logits.sum()
+        loss.backward()
+    model.zero_grad()
+    assert (count.slots, count.slots_with_grad, count.layer_slots, count.slots_again) == (3, 3, 3, 3)
 
 
 def test_the_policy_without_gradients_is_told_from_the_model_with_its_adapters_off(
