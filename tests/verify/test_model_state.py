@@ -269,6 +269,17 @@ def test_gradients_are_clean_before_and_after(model: Any) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_what_is_compiled_inside_can_go_backward_more_than_once(model: Any) -> None:
+    log_softmax = torch.compile(lambda logits: torch.log_softmax(2 * logits, -1), backend="aot_eager")
+    with restored_model(model, "s", seed=0):
+        logits = torch.randn(3, 5, requires_grad=True)
+        value: Any = log_softmax(logits)[0, 1]
+        value.backward(retain_graph=True)
+        value.backward()
+    assert logits.grad is not None
+    assert abs(float(logits.grad[0].sum())) < 1e-5
+
+
 def test_random_numbers_inside_depend_on_the_seed_alone_and_leave_no_trace(model: Any) -> None:
     def draw(seed: int) -> torch.Tensor:
         with restored_model(model, "s", seed=seed):
