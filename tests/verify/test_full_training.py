@@ -207,6 +207,16 @@ def test_exact_checks_pass_or_say_why_they_do_not_apply(policy: Policy) -> None:
     assert {"optimizer-steps", "gradient-checkpointing", "absolute-positions", "group-isolation"} <= ran
 
 
+def test_an_eager_step_is_a_mean_over_groups_in_float64_too(policy: Policy) -> None:
+    """Eager softmax works in float32; forms of SDPA alone agree on the head to the last bits of float64."""
+    holder = ModelHolder(request(), "float64")
+    objective = holder.with_reference(Preference())
+    checks = [replace(check, cases=("uneven-groups",)) for check in EXACT_CHECKS if check.name == "normalisation"]
+    setting = measure_setting(checks, holder, dtype="float64", objective=objective, policy=policy, seed=0)
+    (finding,) = run_checks(BUILT_IN["dense-eager"], checks, setting, holder)
+    assert (finding.verdict, finding.reason) == (Verdict.PASS, "")
+
+
 def test_the_frozen_policy_shares_no_tensor_with_the_policy() -> None:
     built = build_model(request(TIED), "float32")
     ours = {parameter.data_ptr() for parameter in built.model.parameters()}

@@ -22,6 +22,7 @@ from verify.observation import Observation, observe
 from verify.preference_budget import coefficient_noise, loss_budget, reward_budgets
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, PairwiseSubject
+from verify.summation import coefficient_rounding
 from verify.tolerance import Policy
 
 _T = TypeVar("_T")
@@ -40,14 +41,16 @@ class Forms:
     whole: tuple[PairwiseSubject, ...]
 
 
-PADDED = Forms(in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"]))
-"""For a subject that is held against itself."""
-PADDED_AND_EAGER = Forms(
-    in_turn=VARIATIONS["padded-left"],
-    whole=(replace(VARIATIONS["padded-right"], name="eager-padded-right", attention="eager"),),
+_EAGER = replace(VARIATIONS["padded-right"], name="eager-padded-right", attention="eager")
+"""Eager softmax works in float32 in every dtype: what SDPA computes alike to the last bit of float64 it may not.
+
+Padded on the left it has rows without any key, which are not finite in float64."""
+PADDED = Forms(
+    in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"], _EAGER)
 )
-"""For a subject of any attention: eager softmax works in float32 in every dtype. Padded on the left it has rows without
-any key, which are not finite in float64."""
+"""For a subject that is held against itself, whatever its attention."""
+PADDED_AND_EAGER = Forms(in_turn=VARIATIONS["padded-left"], whole=(_EAGER,))
+"""For a subject that is held against the unpacked path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +105,12 @@ def measure_gradients(
     expected = _joined([run(forms.in_turn, part) for part in parts], shares(case.objective_name, parts))
     observed = {"in turn": expected, **{form.name: run(form, case.groups) for form in forms.whole}}
     noise = noise_between(case, observed, lambda one, other: compare_observations(one, other, case.groups))
-    coefficients = 0.0
+    coefficients, rounding = 0.0, 0.0
     if isinstance(objective, Preference):
         coefficients = coefficient_noise(
             "differential", case.groups, expected, objective, case=case.name, noise=noise, policy=policy
         )
+        rounding = coefficient_rounding(case.groups, expected, objective, dtype_name=dtype, policy=policy)
     gradients = expected.gradients or {}
     return GradientYardstick(
         loss=float(expected.loss),
@@ -124,6 +128,7 @@ def measure_gradients(
                 noise=noise,
                 policy=policy,
                 shared_noise=coefficients,
+                shared_rounding=rounding,
             )["rms"].value
             for name in gradients
         },

@@ -74,7 +74,7 @@ def not_a_number(logps: list[Tensor], groups: Groups) -> list[Tensor]:
         (ignores_its_input, "causality", "the first token of every chosen response: group 0, chosen, token 1 kept"),
         (ignores_its_input, "reach", "group 0, prompt, token 0 does not reach group 0, chosen, token 0"),
         (jitters, "repeat", "group 0, chosen, token 0, predicted from the last prompt token: -"),
-        (leans_on_the_order, "permutation", "groups in reverse order: group 0, chosen, token 0"),
+        (leans_on_the_order, "permutation", "groups in reverse order: group"),  # first and last by as much
         (leans_on_the_order, "absolute-positions", "group 2, rejected, token 0"),
         (not_a_number, "repeat", "nan, then nan"),
         (not_a_number, "group-isolation", "changed, though it sees none of them"),
