@@ -10,6 +10,7 @@ from pydantic import model_validator
 from reports.record_names import VerdictName
 from reports.record_results import JudgementRecord
 from reports.record_setting import CaseRecord, DataRecord, Environment, ModelRecord, SubjectRecord
+from reports.sharded_consistency import inconsistencies
 from reports.values import Count, Measured, RecordPart, Settings, Text
 
 SHARDED_VERSION: Literal[1] = 1
@@ -207,4 +208,10 @@ class ShardedRecord(RecordPart):
             raise ValueError("the run is PASS, but no fault was planted, or one was not caught")
         if any(each.flagged_by for each in self.harmless):
             raise ValueError("the run is PASS, but a harmless change was taken for a fault")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if problem := next(inconsistencies(self), None):
+            raise ValueError(problem)
         return self

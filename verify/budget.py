@@ -58,11 +58,13 @@ def direct_budget(
     policy: Policy,
     peak: float = 1.0,
     shared_noise: float = 0.0,
+    shared_rounding: float = 0.0,
 ) -> dict[Statistic, Budget]:
     """Budget of log-probs, or of one LoRA tensor, for the maximum and for the RMS.
 
     budget = factor * (max(noise of this case, noise over all cases, widened for n values) + shared noise)
              + epsilons * eps(dtype) * size, widened for n values
+             + shared rounding
 
     Args:
         kind: Distance to the oracle or to the witness.
@@ -77,6 +79,8 @@ def direct_budget(
         peak: Largest expected value over the RMS of the expected values. Errors grow with the value, so the largest
             error over all cases is taken to be ``peak`` times their RMS where that is more than ``max_sigmas`` times.
         shared_noise: Relative noise common to all values (the coefficient of a gradient).
+        shared_rounding: Relative rounding common to all values, derived and not measured (sums of log-probs in the
+            coefficient of a gradient).
 
     Returns:
         One budget for each statistic.
@@ -93,6 +97,7 @@ def direct_budget(
     for statistic, (of_case, of_run) in noises.items():
         value = max(of_case, of_run) + shared_noise * (peak if statistic == "max" else 1.0)
         floor = policy.floor.epsilons * epsilon * size[statistic] * widened
+        floor += shared_rounding * (peak if statistic == "max" else 1.0)
         budgets[statistic] = Budget(
             value=factor * value + floor,
             factor=factor,

@@ -1,31 +1,21 @@
-"""From options of ``packparity check`` to a run of the gate and its record."""
+"""From options of ``packparity check`` to a request whose every part was found good."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reports.record import Record
-from reports.record_setting import Environment
-from verify.check_cases import choose_cases, data_record
-from verify.check_notes import notes_of
+from verify.check_cases import choose_cases
 from verify.check_refusals import check_cases_fit, check_planted_fit, check_routers, refuse_what_does_not_go_together
 from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
-from verify.environment import read_environment
-from verify.expectation import UnfitModelError
 from verify.frozen_policy import ReferenceName
-from verify.garbage import seldom_collected
-from verify.gate import GateOutcome, GateRequest, Progress, run_gate
+from verify.gate import GateRequest
 from verify.gate_work import pieces_of
 from verify.jobs import choose_num_processes, why_one_process
-from verify.models.checkpoint import CheckpointError
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
 from verify.models.dtypes import DTYPES
 from verify.models.family import module_names
@@ -36,44 +26,20 @@ from verify.models.shape_file import is_shape_file, read_shape
 from verify.models.vision import TINY_WITH_IMAGES, image_format
 from verify.objective import REWARD_MODEL, run_objective
 from verify.precision import PRECISIONS
-from verify.proof_of_life.findings import prove, without_planted
 from verify.proof_of_life.planting import Plantings, choose_plantings
-from verify.recording import RunFacts, record_run
-from verify.subject import Subject, said_by
+from verify.subject import Subject
 from verify.subjects.oracle import unknown_to_oracle
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
-from verify.threads import torch_threads
 from verify.tolerance import load_policy
 from verify.training import TrainName, default_reference
 
 if TYPE_CHECKING:
     from verify.data.load import LoadedPairs
-    from verify.diagnosis.run import Diagnoses
-    from verify.shrink.run import Reproduction
 
 _TINY = "tiny"
 _LARGE = 8_000_000
 """Weights that multiply each token, from which on a model is large; one layer of Qwen3-0.6B and its head have 171 M."""
-
-
-class GateError(Exception):
-    """The gate failed on a request that was found good."""
-
-
-@contextmanager
-def subjects_end_nothing() -> Iterator[None]:
-    """Turn what would end the program with a status of its own into a failure of the gate.
-
-    A subject that calls ``sys.exit(0)`` where it is only asked for its name must not end a run with the status of a
-    PASS.
-    """
-    try:
-        yield
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise GateError(f"a subject raised {said_by(error)}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,16 +190,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         num_cases=len(cases),
         held_in_float64=bool(no_oracle),
     )
-    num_layers = options.layers or int(config.get_text_config().num_hidden_layers)
-    plantings = choose_plantings(
-        request,
-        vocab_size=vocab_size,
-        num_layers=num_layers,
-        is_tiny=options.is_tiny,
-        window=getattr(config.get_text_config(), "sliding_window", None),
-        module_names=module_names(config) if no_oracle else None,
-        is_tied=bool(getattr(config.get_text_config(), "tie_word_embeddings", False)),
-    )
+    plantings = _plantings(request, options, config, vocab_size, by_oracle=not no_oracle)
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(
         options.jobs,
@@ -253,112 +210,27 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     )
 
 
+def _plantings(
+    request: GateRequest, options: CheckOptions, config: Any, vocab_size: int, *, by_oracle: bool
+) -> Plantings:
+    """Faults that this model shows."""
+    text = config.get_text_config()
+    return choose_plantings(
+        request,
+        vocab_size=vocab_size,
+        num_layers=options.layers or int(text.num_hidden_layers),
+        is_tiny=options.is_tiny,
+        window=getattr(text, "sliding_window", None),
+        module_names=None if by_oracle else module_names(config),
+        is_tied=bool(getattr(text, "tie_word_embeddings", False)),
+    )
+
+
 def _model_with_images(options: CheckOptions, model: ModelRequest) -> ModelRequest | None:
     """What cases with images are run on where the tiny model is judged on all of our own cases."""
     if not options.full or options.model.lower() != _TINY or options.objective == REWARD_MODEL:
         return None
     return None if options.cases_file or options.data else replace(model, name=TINY_WITH_IMAGES)
-
-
-def run_check(
-    prepared: PreparedCheck, progress: Progress, *, command: Sequence[str], started: float, import_s: float
-) -> Record:
-    """Run ``packparity check``.
-
-    Args:
-        prepared: The request.
-        progress: Called with what is being done.
-        command: The command line, for the record.
-        started: ``time.perf_counter()`` when the program began.
-        import_s: Wall time of the imports.
-
-    Returns:
-        The record of the run.
-
-    Raises:
-        CheckpointError: The weights of a checkpoint do not fit its config.
-        UnfitModelError: The oracle does not know the model, and it is not causal.
-        GateError: The gate itself failed; nothing is known about any subject.
-    """
-    request, options, loaded = prepared.request, prepared.options, prepared.loaded
-    plantings = prepared.plantings
-    try:
-        with torch_threads(prepared.num_threads), nullcontext() if prepared.large else seldom_collected():
-            outcome = run_gate(prepared.gate_request, progress, prepared.checks, num_processes=prepared.num_processes)
-            environment = read_environment(request.model.device)
-            reproductions = _reproductions(prepared, outcome, environment, progress) if options.shrink else ()
-            diagnoses = _diagnoses(prepared, outcome, reproductions, progress)
-    except (CheckpointError, UnfitModelError):
-        raise
-    except ValueError as error:
-        raise GateError(f"the gate itself failed: {error}") from error
-    seeds = {"weights": options.seed, "adapters": options.seed + 1, "passes": options.seed}
-    if options.cases_file is None:
-        seeds["sample" if loaded else "cases"] = options.seed
-    facts = RunFacts(
-        command=command,
-        environment=environment,
-        import_s=import_s,
-        total_s=time.perf_counter() - started,
-        seeds=seeds,
-        data=data_record(loaded, request.cases) if loaded else None,
-        notes=[
-            *notes_of(prepared, outcome.model.num_layers_published),
-            *(f"{r.subject} in {r.dtype}: {r.folder or 'no reproduction'}: {r.note}" for r in reproductions),
-            *diagnoses.notes,
-        ],
-        num_processes=prepared.num_processes,
-        every_subject_must_run=bool(options.subjects),
-    )
-    # How much rounding hides on a tiny model is known of those that the catalogue was measured on.
-    proof = prove(request, outcome, plantings, is_tiny=options.is_tiny and not request.model.family)
-    return record_run(request, without_planted(outcome, plantings), facts, proof=proof, diagnoses=diagnoses.records)
-
-
-def _diagnoses(
-    prepared: PreparedCheck, outcome: GateOutcome, reproductions: Sequence[Reproduction], progress: Progress
-) -> Diagnoses:
-    from verify.diagnosis.run import Diagnoses, diagnose_failures
-
-    if prepared.options.router_loss is not None:
-        return Diagnoses()
-    folders = {(r.subject, r.dtype): r.folder for r in reproductions}
-    return diagnose_failures(
-        prepared.request,
-        outcome.results,
-        progress,
-        large=prepared.large,
-        reproductions=folders,
-        findings=outcome.findings,
-    )
-
-
-def _reproductions(
-    prepared: PreparedCheck, outcome: GateOutcome, environment: Environment, progress: Progress
-) -> tuple[Reproduction, ...]:
-    from verify.shrink.reproduction import Setting
-    from verify.shrink.run import Effort, shrink_failures
-
-    request, options = prepared.request, prepared.options
-    assert options.out is not None  # found out in prepare_check
-    judged = [subject.name for subject in request.subjects]
-    # What only exact checks found is left as it is: they have cases of their own, which are small.
-    return shrink_failures(
-        Setting(
-            request=request,
-            policy_file=options.policy,
-            threads=environment.num_threads,
-            versions=environment.packages,
-        ),
-        [result for result in outcome.results if result.subject in judged],
-        named=dict(zip(judged, options.subjects or judged, strict=True)),
-        out_dir=options.out,
-        effort=Effort(
-            seconds=options.shrink_seconds,
-            trial_s=outcome.model_passes_s / (len(request.dtypes) * len(request.cases)),
-        ),
-        progress=progress,
-    )
 
 
 def _model_request(options: CheckOptions) -> ModelRequest:

@@ -19,6 +19,7 @@ from verify.preference_budget import coefficient_noise, loss_budget, margin_budg
 from verify.reward_budget import reward_coefficient_noise, reward_model_budgets
 from verify.router_budget import router_loss_budget, share_budget
 from verify.router_ties import RouterTies
+from verify.summation import coefficient_rounding
 from verify.tolerance import Policy
 from verify.verdict import Verdict, fold
 
@@ -110,7 +111,7 @@ class Judge:
             quantity: Budget(value=value, factor=1.0, floor=0.0, noise=value, source=source)
             for quantity, value in _scalar_budgets(expected, context, self._direct).items()
         }
-        self._coefficient: float | None = None
+        self._coefficient: tuple[float, float] | None = None
         self._gradients: dict[tuple[str, float], dict[Statistic, Budget]] = {}
 
     def __call__(self, comparisons: Sequence[Comparison], *, gradients_absent_because: str) -> tuple[Judgement, ...]:
@@ -152,6 +153,7 @@ class Judge:
 
     def _gradient_budgets(self, part: str, peak: float) -> dict[Statistic, Budget]:
         if (part, peak) not in self._gradients:
+            noise, rounding = self._coefficients()
             self._gradients[part, peak] = direct_budget(
                 self._kind,
                 "gradients",
@@ -163,23 +165,31 @@ class Judge:
                 noise=self._context.noise,
                 policy=self._context.policy,
                 peak=peak,
-                shared_noise=self._coefficient_noise(),
+                shared_noise=noise,
+                shared_rounding=rounding,
             )
         return self._gradients[part, peak]
 
-    def _coefficient_noise(self) -> float:
+    def _coefficients(self) -> tuple[float, float]:
+        """Noise and rounding of the coefficients of gradients, worked out once."""
         if self._coefficient is None:
-            context, self._coefficient = self._context, 0.0  # the weights of SFT are constants
+            context, self._coefficient = self._context, (0.0, 0.0)  # the weights of SFT are constants
             if isinstance(context.objective, RewardModel):
-                self._coefficient = reward_coefficient_noise(
+                noise = reward_coefficient_noise(
                     self._kind, context.groups, self._expected,
                     case=context.case, noise=context.noise, policy=context.policy,
                 )  # fmt: skip
+                self._coefficient = noise, 0.0  # no log-probs are summed
             elif isinstance(context.objective, Preference):
-                self._coefficient = coefficient_noise(
+                noise = coefficient_noise(
                     self._kind, context.groups, self._expected, context.objective,
                     case=context.case, noise=context.noise, policy=context.policy,
                 )  # fmt: skip
+                rounding = coefficient_rounding(
+                    context.groups, self._expected, context.objective,
+                    dtype_name=context.dtype_name, policy=context.policy,
+                )  # fmt: skip
+                self._coefficient = noise, rounding
         return self._coefficient
 
 

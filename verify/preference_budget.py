@@ -94,16 +94,32 @@ def coefficient_noises(
     Returns:
         ||da|| / ||a|| of each group, over its completions; infinite where no bound can be given.
     """
-    counted = all_supervised(groups)
+    lengths = _lengths(expected)
+    offsets = torch.maximum(spread / lengths.sqrt(), own / _reward_of_shift(expected, objective))
+    return moved_coefficients(groups, expected, objective, offsets)
+
+
+def moved_coefficients(
+    groups: Sequence[PreferenceGroup], expected: Observation, objective: Preference, offsets: Tensor
+) -> list[float]:
+    """How far the coefficients of each group move where all log-probs of a completion are off by as much.
+
+    Args:
+        groups: The case's groups.
+        expected: The oracle's or the witness's observation.
+        objective: The objective.
+        offsets: How far off each log-prob of a completion may be, in nats; [K], independent of one another.
+
+    Returns:
+        ||da|| / ||a|| of each group, over its completions; infinite where no bound can be given.
+    """
+    counted, lengths = all_supervised(groups), _lengths(expected)
     shifts = [torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in expected.per_token_logps]
     logps = [logp + shift for logp, shift in zip(expected.per_token_logps, shifts, strict=True)]
-    lengths = torch.tensor([len(logp) for logp in logps], dtype=torch.float64)
     with torch.enable_grad():
         loss = apply_objective(logps, expected.ref_per_token_logps, counted, objective).loss
         of_tokens = torch.stack(torch.autograd.grad(loss, shifts, create_graph=True)) / lengths
         rows = [_derivatives(of_completion, shifts) for of_completion in of_tokens]
-    reward_of_shift = objective.beta * (lengths if objective.sums_tokens else torch.ones_like(lengths))
-    offsets = torch.maximum(spread / lengths.sqrt(), own / reward_of_shift)
     errors = (torch.stack(rows) * offsets).square().sum(1).sqrt()
     sizes = [len(group.completions) for group in groups]
     noises = [
@@ -112,12 +128,22 @@ def coefficient_noises(
     ]
     if objective.name != "hinge":
         return noises
-    rewards = torch.split(offsets * reward_of_shift, sizes)
+    rewards = torch.split(offsets * _reward_of_shift(expected, objective), sizes)
     at_kink = [
         bool((((1 - margins).abs()) <= offset[: len(margins), None] + offset[None, len(margins) :]).any())
         for margins, offset in zip(margins_by_group(expected.margins, groups), rewards, strict=True)
     ]
     return [math.inf if kink else noise for kink, noise in zip(at_kink, noises, strict=True)]
+
+
+def _lengths(expected: Observation) -> Tensor:
+    return torch.tensor([len(logp) for logp in expected.per_token_logps], dtype=torch.float64)
+
+
+def _reward_of_shift(expected: Observation, objective: Preference) -> Tensor:
+    """How far the reward of each completion moves where all its log-probs move by one nat; [K]."""
+    lengths = _lengths(expected)
+    return objective.beta * (lengths if objective.sums_tokens else torch.ones_like(lengths))
 
 
 def _derivatives(value: Tensor, of: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from verify.groups import PreferenceGroup
 from verify.models.vision import VISION_TOWER
+from verify.module_walk import NamedModules, named_modules
 from verify.policy_passes import FedPass, split_into_passes
 
 
@@ -96,11 +97,11 @@ def count_slots(model: Any, groups: Sequence[PreferenceGroup] = ()) -> Iterator[
         if not _is_in_backward():
             count.images += len(args[0] if args else kwargs["pixel_values"])
 
-    layer = _first_decoder_layer(model, embedding)
+    modules = named_modules(model) if isinstance(model, nn.Module) else []
     handles = [embedding.register_forward_hook(add, with_kwargs=True)]
-    if layer is not None:
+    if (layer := _first_decoder_layer(modules, embedding)) is not None:
         handles.append(layer.register_forward_hook(add_layer, with_kwargs=True))
-    if (tower := _vision_tower(model)) is not None:
+    if (tower := _vision_tower(modules)) is not None:
         handles.append(tower.register_forward_hook(add_images, with_kwargs=True))
     try:
         yield count
@@ -133,23 +134,17 @@ def _policy_probe(model: Any) -> Callable[[], bool]:
     return lambda: is_trained
 
 
-def _vision_tower(model: Any) -> nn.Module | None:
-    if not isinstance(model, nn.Module):
-        return None
-    named_so = (module for name, module in model.named_modules() if f".{name}".endswith(f".{VISION_TOWER}"))
-    return next(named_so, None)
+def _vision_tower(modules: NamedModules) -> nn.Module | None:
+    return next((module for name, module in modules if f".{name}".endswith(f".{VISION_TOWER}")), None)
 
 
-def _first_decoder_layer(model: Any, embedding: nn.Module) -> nn.Module | None:
+def _first_decoder_layer(modules: NamedModules, embedding: nn.Module) -> nn.Module | None:
     """The module called ``layers.0``, as every decoder of transformers calls it; None where there is none.
 
     A tower that sees images has layers of that name too; those of the decoder stand beside its embedding.
     """
-    if not isinstance(model, nn.Module):
-        return None
-    modules = dict(model.named_modules())
-    named_so = [name for name in modules if f".{name}".endswith(".layers.0")]
+    named_so = [(name, module) for name, module in modules if f".{name}".endswith(".layers.0")]
     if len(named_so) > 1:
-        beside = next((name for name, module in modules.items() if module is embedding), "")
-        named_so.sort(key=lambda name: not beside.startswith(name.removesuffix("layers.0")))
-    return modules[named_so[0]] if named_so else None
+        beside = next((name for name, module in modules if module is embedding), "")
+        named_so.sort(key=lambda named: not beside.startswith(named[0].removesuffix("layers.0")))
+    return named_so[0][1] if named_so else None

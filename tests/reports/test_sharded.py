@@ -13,7 +13,7 @@ from rich.console import Console
 
 from reports import sharded_html, sharded_junit, sharded_markdown
 from reports.record_results import JudgementRecord
-from reports.record_setting import Environment, ModelRecord, SubjectRecord
+from reports.record_setting import CaseRecord, Environment, GroupRecord, ModelRecord, SubjectRecord
 from reports.results import read_result, write_result
 from reports.sharded_record import (
     AGAINST,
@@ -60,6 +60,9 @@ def check(**changes: Any) -> CheckRecord:
     return CheckRecord(**{**fields, **changes})
 
 
+PAIR = GroupRecord(source="", prompt=3, positives=[2], negatives=[1])
+CASE = CaseRecord(name="uneven", why="", groups=[PAIR] * 5)
+SCENARIO = ScenarioRecord(name="uneven", case="uneven", micro_size=2, reference="cached")
 FAILED = check(verdict="FAIL", ratio=float("inf"), worst="the norm is 2 off")
 
 
@@ -85,7 +88,7 @@ def record(**changes: Any) -> ShardedRecord:
             num_layers_published=2, config={}, lora={},
         ),
         "precisions": [PrecisionRecord(name="float32", weights="float32", computes="float32", reduces="float32")],
-        "cases": [], "scenarios": [ScenarioRecord(name="uneven", case="uneven", micro_size=2, reference="cached")],
+        "cases": [CASE], "scenarios": [SCENARIO],
         "subjects": [SubjectRecord(name=NASTY, layout="packed", owns_loss=True)],
         "parity": [parity()], "checks": [check()], "planted": [planted()], "harmless": [], "policy": {}, "seeds": {},
         "notes": [NASTY], "total_s": 1.0,
@@ -107,6 +110,28 @@ def record(**changes: Any) -> ShardedRecord:
 def test_a_run_that_its_parts_do_not_bear_out_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         record(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parity": []}, "holds 0 results of .* in uneven, float32, where .* ask for 1"),
+        ({"parity": [parity(), parity()]}, "holds 2 results of"),
+        ({"parity": [parity(), parity(subject="other")]}, "holds 1 results of other in uneven"),
+        ({"subjects": [*record().subjects] * 2}, "subject .* is there 2 times"),
+        ({"cases": []}, "scenario uneven is of case uneven, which is not among the cases"),
+        ({"cases": [CASE.model_copy(update={"groups": [PAIR] * 6})]}, "PASS with 5 groups on all ranks, .* has 6"),
+        ({"parity": [parity(groups_of_ranks=[5])]}, "groups of 1 ranks, where there are 2"),
+        ({"parity": [parity(micro_size=3)]}, "micro-batches of 3 groups, the scenario has at most 2"),
+        ({"checks": [check(), check(check="reduction", precision="float64")]}, "float64, which is not among the"),
+        ({"planted": [planted(checks=[FAILED.model_copy(update={"subject": "x"})])]}, "x is of subject x, which"),
+        ({"verdict": "FAIL", "reasons": ["x"]}, "the run is FAIL, but its parts make it PASS"),
+        ({"verdict": "INCONCLUSIVE", "reasons": ["x"], "checks": [FAILED]}, "but its parts make it FAIL"),
+    ],
+)
+def test_a_record_that_gives_itself_away_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        record(**{"checks": [check()], **changes})
 
 
 @pytest.mark.parametrize(
@@ -176,7 +201,8 @@ def junit_of(shown: ShardedRecord) -> dict[str, tuple[str, str]]:
 
 def test_ci_shows_each_scenario_check_and_fault() -> None:
     not_run = parity(scenario="b", verdict="NOT_APPLICABLE", reasons=["no"], num_compared=0, worst_ratio=None, held=[])
-    found = junit_of(record(harmless=[harmless()], parity=[parity(), not_run]))
+    scenarios = [SCENARIO, SCENARIO.model_copy(update={"name": "b"})]
+    found = junit_of(record(harmless=[harmless()], scenarios=scenarios, parity=[parity(), not_run]))
     name = printable(NASTY)
     assert found == {
         f"{name}.float32 uneven": ("", ""),
@@ -196,7 +222,7 @@ FLAGGED = harmless(flagged_by=["clip"], checks=[FAILED])
         ({"verdict": "FAIL", "checks": [FAILED]}, ("failure", "the norm is 2 off")),
         ({"verdict": "INCONCLUSIVE", "planted": [planted(caught_by=[], checks=[check()])]}, ("error", "not caught")),
         ({"verdict": "INCONCLUSIVE", "harmless": [FLAGGED]}, ("error", "flagged")),
-        ({"verdict": "INCONCLUSIVE", "parity": [], "checks": [], "planted": []}, ("error", "why")),
+        ({"verdict": "INCONCLUSIVE", "scenarios": [], "parity": [], "checks": [], "planted": []}, ("error", "why")),
     ],
 )  # fmt: skip
 def test_a_run_that_is_no_pass_is_red_where_it_is_not(changes: dict[str, Any], red: tuple[str, str]) -> None:

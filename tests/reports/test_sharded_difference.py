@@ -6,6 +6,7 @@ import pytest
 
 from reports.difference import Change, compare
 from reports.record import Record
+from reports.record_setting import SubjectRecord
 from reports.sharded_record import (
     CheckRecord,
     HarmlessRecord,
@@ -13,6 +14,7 @@ from reports.sharded_record import (
     ParityRecord,
     PlantedFaultRecord,
     PrecisionRecord,
+    ScenarioRecord,
     ShardedRecord,
 )
 from reports.store import RecordError
@@ -27,7 +29,8 @@ def sharded_record(record: Record, *, ratio: float = 0.2, caught: bool = True, w
                                          "measured": 1.5, "budget": 1.0})  # fmt: skip
     parity = ParityRecord(
         scenario="uneven-over-ranks", subject="split", precision="float32", verdict="FAIL", reasons=["too far"],
-        micro_size=2, groups_of_ranks=[2, 1], dummies_of_ranks=[0, 1], num_compared=7, worst_ratio=1.5,
+        micro_size=2, groups_of_ranks=[1] * world_size, dummies_of_ranks=[0] * world_size,
+        num_compared=7, worst_ratio=1.5,
         held=[HeldRecord(against="oracle", judgement=judgement)],
     )  # fmt: skip
     failed = CheckRecord(
@@ -45,7 +48,10 @@ def sharded_record(record: Record, *, ratio: float = 0.2, caught: bool = True, w
         schema_version=1, tool_version="1", created_utc="now", command=[], verdict="FAIL", reasons=["too far"],
         world_size=world_size, backend="gloo", started_by="local ranks", environment=record.environment,
         model=record.model, precisions=[PrecisionRecord(name="float32", weights="a", computes="a", reduces="a")],
-        cases=[], scenarios=[], subjects=[], parity=[parity], checks=[check], planted=[planted], harmless=[harmless],
+        cases=[record.cases[0].model_copy(update={"name": "uneven"})],
+        scenarios=[ScenarioRecord(name="uneven-over-ranks", case="uneven", micro_size=2, reference="adapters-off")],
+        subjects=[SubjectRecord(name="split", layout="packed", owns_loss=False)],
+        parity=[parity], checks=[check], planted=[planted], harmless=[harmless],
         policy={}, seeds={"weights": 0}, notes=[], total_s=1.0,
     )  # fmt: skip
 

@@ -279,3 +279,41 @@ def test_a_ratio_is_at_most_one_only_where_the_budget_holds(measured: float, bud
         assert measured <= budget
     if not (math.isfinite(measured) and math.isfinite(budget)):
         assert ratio == math.inf
+
+
+@pytest.mark.parametrize(
+    ("length", "nats", "dtype_name", "verdict"),
+    [
+        (500, 12.0, "float32", Verdict.PASS),  # 6,000 nats in float32: an epsilon of them is 7e-4
+        (500, 12.0, "float64", Verdict.FAIL),
+        (20, 2.0, "float32", Verdict.FAIL),
+    ],
+)
+def test_gradients_that_are_off_by_the_rounding_of_long_sums_pass(
+    length: int, nats: float, dtype_name: str, verdict: Verdict, policy: Policy
+) -> None:
+    """All by one factor of 6e-5, while every log-prob is right: what the sum of 500 log-probs leaves in float32."""
+    logps = (torch.full((length,), -nats).double(),) * 2
+    groups = (PreferenceGroup((1, 2), ((3,) * length,), ((6,) * length,)),)
+    expected = Observation(
+        per_token_logps=logps,
+        ref_per_token_logps=logps,
+        rewards=tensor(0.0, 0.0),
+        margins=tensor(0.0),
+        loss=tensor(math.log(2))[0],
+        gradients={name: tensor(1, -1, 1, -1).reshape(2, 2) for name in NAMES},
+    )
+    context = JudgingContext(
+        case="c",
+        groups=groups,
+        dtype_name=dtype_name,
+        objective=Preference(),
+        policy=policy,
+        noise=noise_floor("oracle", 1e-7),
+    )
+    actual = with_gradient(expected, a=1 + 6e-5, b=1 + 6e-5, c=1 + 6e-5)
+    found = judge(
+        compare_observations(actual, expected, groups), "oracle", expected, context, gradients_absent_because=""
+    )
+    assert {j.verdict for j in found if j.quantity == "gradients"} == {verdict}
+    assert {j.verdict for j in found if j.quantity != "gradients"} == {Verdict.PASS}

@@ -22,6 +22,7 @@ from verify.observation import Observation, observe
 from verify.preference_budget import coefficient_noise, loss_budget, reward_budgets
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, PairwiseSubject
+from verify.summation import coefficient_rounding
 from verify.tolerance import Policy
 
 _T = TypeVar("_T")
@@ -41,15 +42,26 @@ class Forms:
 
 
 _EAGER = replace(VARIATIONS["padded-right"], name="eager-padded-right", attention="eager")
-"""Eager softmax works in float32 in every dtype: what SDPA computes alike to the last bit of float64 it may not.
-
-Padded on the left it has rows without any key, which are not finite in float64."""
-PADDED = Forms(
-    in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"], _EAGER)
-)
-"""For a subject that is held against itself, whatever its attention."""
+"""Padded on the left it has rows without any key, which are not finite in float64."""
+_PADDED = Forms(in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"]))
 PADDED_AND_EAGER = Forms(in_turn=VARIATIONS["padded-left"], whole=(_EAGER,))
 """For a subject that is held against the unpacked path."""
+
+
+def held_against_itself(dtype: str) -> Forms:
+    """Forms for a subject that is held against itself, whatever its attention.
+
+    Eager softmax works in float32 in every dtype, so that in float64 it alone rounds: what SDPA computes alike to the
+    last bit, it may not. In narrower dtypes its noise in one pass is that of SDPA, and the distance between the two,
+    which is no noise of either, would only blunt the check.
+
+    Args:
+        dtype: What the run computes in.
+
+    Returns:
+        The forms.
+    """
+    return replace(_PADDED, whole=(*_PADDED.whole, _EAGER)) if dtype == "float64" else _PADDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +90,7 @@ def measure_gradients(
     objective: Objective,
     policy: Policy,
     seed: int,
-    forms: Forms = PADDED,
+    forms: Forms,
 ) -> GradientYardstick:
     """Run the unpacked path on a batch of two groups or more, in several forms.
 
@@ -104,11 +116,12 @@ def measure_gradients(
     expected = _joined([run(forms.in_turn, part) for part in parts], shares(case.objective_name, parts))
     observed = {"in turn": expected, **{form.name: run(form, case.groups) for form in forms.whole}}
     noise = noise_between(case, observed, lambda one, other: compare_observations(one, other, case.groups))
-    coefficients = 0.0
+    coefficients, rounding = 0.0, 0.0
     if isinstance(objective, Preference):
         coefficients = coefficient_noise(
             "differential", case.groups, expected, objective, case=case.name, noise=noise, policy=policy
         )
+        rounding = coefficient_rounding(case.groups, expected, objective, dtype_name=dtype, policy=policy)
     gradients = expected.gradients or {}
     return GradientYardstick(
         loss=float(expected.loss),
@@ -126,6 +139,7 @@ def measure_gradients(
                 noise=noise,
                 policy=policy,
                 shared_noise=coefficients,
+                shared_rounding=rounding,
             )["rms"].value
             for name in gradients
         },

@@ -113,7 +113,8 @@ def check(
 
         from reports.store import discard_results, record_json, write_reports
         from reports.terminal import print_record
-        from verify.check_request import CheckOptions, prepare_check, run_check, subjects_end_nothing
+        from verify.check_request import CheckOptions, prepare_check
+        from verify.check_run import run_check, subjects_end_nothing
         from verify.cli.progress import show_progress
         from verify.cli.results import written_and_shown
         from verify.shrink.folder import discard_reproductions

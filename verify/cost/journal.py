@@ -121,7 +121,8 @@ class Journal:
             raise OutputError(f"--resume: there is no {self.path}; leave --resume out to begin a new run")
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
-        first, *lines = content[:whole].decode("utf-8", "replace").splitlines() or [""]
+        # Not splitlines(): what JSON leaves as it is, U+2028 in the name of a file, ends a line to it.
+        first, *lines = content[:whole].decode("utf-8", "replace").split("\n")[:-1] or [""]
         if not first:  # interrupted while it was begun
             self.path.unlink()
             self.start()

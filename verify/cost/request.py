@@ -19,6 +19,7 @@ from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
 from verify.objective import Preference
+from verify.sharded.ranks import ranks_on_this_machine
 
 SWEEP_STEPS = 3
 """Steps of each path at each length of a sweep."""
@@ -132,7 +133,7 @@ def prepare_cost(options: CostOptions, *, num_ranks: int, device: str | None) ->
         device=device,
         seed=(options.seeds or defaults.seeds)[0],
     )
-    check_memory(model, (dtype,))
+    check_memory(model, (dtype,), ranks_here=ranks_on_this_machine())
     paths = paths_named(options.paths or PATH_NAMES)
     if all(path.not_applicable(device.partition(":")[0]) for path in paths):
         raise ValueError(f"--paths {','.join(options.paths)}: {paths[0].not_applicable(device.partition(':')[0])}")

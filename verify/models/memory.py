@@ -87,6 +87,8 @@ def check_memory(
     num_forms: int = 5,
     num_cases: int = 1,
     held_in_float64: bool = False,
+    ranks_here: int = 1,
+    copies: int = 1,
 ) -> None:
     """Refuse what this machine cannot hold: passes need more still, so none could be run.
 
@@ -102,9 +104,11 @@ def check_memory(
         num_forms: Forms of the unpacked path, its harmless variations included.
         num_cases: Cases of the run.
         held_in_float64: There is no oracle: the model is held in float64 as well, for its own unpacked path.
+        ranks_here: Ranks on this machine; on a CPU their weights share its memory.
+        copies: Of the weights on each of them at the same time, where there are several.
 
     Raises:
-        ValueError: With what they would take.
+        ValueError: With what they would take, and how much that is too much.
     """
     available = _memory() if available is None else available
     trains_all = request.train == "all"
@@ -113,6 +117,10 @@ def check_memory(
     (count, trained), models = _num_weights(request), 2 if request.has_other_model else 1
     widest, dtype = max((dtype_of_weights(dtype).itemsize, dtype) for dtype in dtypes)
     needed, what, fewer = models * count * widest, f"its {models * count:,} weights", "fewer layers (--layers)"
+    if ranks_here > 1 and torch.device(request.device).type == "cpu":
+        needed *= ranks_here * copies
+        times = {1: "once", 2: "twice"}.get(copies, f"{copies} times")
+        what, fewer = f"{what}, {times} on each of {ranks_here} ranks of this machine,", f"{fewer} or ranks"
     if held_in_float64 and torch.device(request.device).type == "cpu":  # the copy lies where the model does
         needed += models * count * torch.float64.itemsize
         what = f"{what}, and again in float64 for its own unpacked path,"
@@ -124,7 +132,7 @@ def check_memory(
     if needed > available:
         raise ValueError(
             f"model {request.name}: {what} would take {size(needed)} in {dtype}, and this machine has "
-            f"{size(available)} of memory: give a smaller one, or {fewer}"
+            f"{size(available)} of memory, {size(needed - available)} too few: give a smaller one, or {fewer}"
         )
 
 

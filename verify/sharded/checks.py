@@ -238,7 +238,7 @@ CHECKS: Mapping[str, ShardedCheck] = {
             name="evaluation",
             claims="Loss, accuracy and mean margin of an evaluation are those over every pair once, a tie counting one "
             "half, whichever rank computed it.",
-            cannot_see="Whether the values of a pair are right, which parity says.",
+            cannot_see="Whether the values of a pair are right: with gradients parity says it, without them the gate.",
             measure=_evaluation,
         ),
     )

@@ -52,6 +52,11 @@ def optimizer_differences(bench: Bench, stages: ShardedStages, epsilon: float) -
             with no_gradients_left(bench.sharded):
                 accumulate(bench.sharded, num_groups, on_rank.work, micro_size=bench.scenario.micro_size, stages=stages)
                 gradients = gathered_gradients(bench.sharded)
+                if without := sorted(copies.keys() - gradients.keys()):  # nothing to step with, on any rank
+                    return [
+                        *differences,
+                        Difference(f"the gradient of {without[0]}, of which there is none,", math.inf),
+                    ]
                 if step:
                     summed = summed_gradients(bench.on_whole(), micro_size=bench.scenario.micro_size, seed=bench.seed)
                     differences += [

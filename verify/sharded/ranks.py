@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # torch takes seconds to load, and whoever only starts ranks 
     from torch._C._distributed_c10d import Store
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_RANKS_HERE = "LOCAL_WORLD_SIZE"
 STARTED_HERE = "PACKPARITY_LOCAL_RANKS"
 """In the environment of ranks that this program has started itself."""
 _MESSAGE = "packparity: "
@@ -86,6 +87,12 @@ def place_from_environment(device: str = "cpu", environment: Mapping[str, str] |
     local_rank = numbers["LOCAL_RANK"]
     own_device = f"cuda:{local_rank}" if device == "cuda" else device
     return RankPlace(numbers["RANK"], numbers["WORLD_SIZE"], local_rank, own_device)
+
+
+def ranks_on_this_machine() -> int:
+    """How many ranks there are here, as torchrun says or this program where it starts them; 1 where nobody says so."""
+    value = os.environ.get(_RANKS_HERE, "")
+    return max(1, int(value)) if value.isdecimal() else 1
 
 
 def _number(name: str, value: str) -> int:
@@ -279,6 +286,7 @@ def _started(arguments: Sequence[str], num_ranks: int) -> Iterator[list[_LocalRa
         **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
         **os.environ,
         "WORLD_SIZE": str(num_ranks),
+        _RANKS_HERE: str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         STARTED_HERE: "1",

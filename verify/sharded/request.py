@@ -12,7 +12,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
-from verify.sharded.ranks import RankPlace
+from verify.sharded.ranks import RankPlace, ranks_on_this_machine
 from verify.sharded.run import ShardedRequest
 from verify.sharded.scenarios import (
     DEFAULT_PRECISIONS,
@@ -101,7 +101,9 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         scenarios = tuple(s if s.reference == "cached" else replace(s, reference="separate-model") for s in scenarios)
     check_precisions(options.precisions, options.train)
     precisions = options.precisions or (precisions_under(options.train) if options.full else DEFAULT_PRECISIONS)
-    check_memory(model, sorted({PRECISIONS[name].weights for name in precisions}))
+    weights = sorted({PRECISIONS[name].weights for name in precisions})
+    # Whole, to be held against, and once more until it is sharded.
+    check_memory(model, weights, ranks_here=ranks_on_this_machine(), copies=2)
     variations = default_variations(place.device)
     if not has_rotary_positions(config):
         variations = tuple(name for name in variations if not VARIATIONS[name].positions_run_on)

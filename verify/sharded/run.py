@@ -59,6 +59,11 @@ class ShardedRequest:
     faults: tuple[ShardedFault, ...] = FAULTS
     harmless: tuple[HarmlessChange, ...] = HARMLESS
 
+    def __post_init__(self) -> None:
+        names = [subject.name for subject in self.subjects]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"subjects named twice: {', '.join(twice)}")
+
     @property
     def cases(self) -> tuple[Case, ...]:
         """The cases of the scenarios, each once."""

@@ -150,7 +150,7 @@ def test_by_default_every_layout_and_backend_meets_every_case_and_with_full_ever
     def judged(request: Any) -> set[str]:
         return {subject.name for subject in request.subjects if not subject.name.startswith("planted:")}
 
-    monkeypatch.setattr("verify.check_request.run_gate", stop)
+    monkeypatch.setattr("verify.check_run.run_gate", stop)
     for name in ("tiny", "TINY"):
         done = cli("--model", name)
         assert (
@@ -193,7 +193,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("work began")
 
-    monkeypatch.setattr("verify.check_request.run_gate", refuse)
+    monkeypatch.setattr("verify.check_run.run_gate", refuse)
 
 
 @dataclass(frozen=True)
@@ -401,7 +401,7 @@ def test_an_error_of_our_own_proves_nothing_and_is_said_in_one_line(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("verify.check_request.run_gate", broken)
+    monkeypatch.setattr("verify.check_run.run_gate", broken)
     done = cli("--out", tmp_path)
     assert done.status == 3
     assert done.err == "packparity: nothing was proven: RuntimeError: first line second line (--debug shows where)\n"
@@ -415,7 +415,7 @@ def test_an_interrupt_is_said_and_has_its_own_status(cli: Cli, monkeypatch: pyte
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("verify.check_request.run_gate", interrupted)
+    monkeypatch.setattr("verify.check_run.run_gate", interrupted)
     done = cli("--out", tmp_path)
     assert (done.status, done.err) == (130, "packparity: interrupted: nothing was written\n")
     assert not list(tmp_path.iterdir())

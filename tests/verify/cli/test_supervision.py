@@ -123,3 +123,12 @@ sys.exit(status)
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=15
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "done\n", "")
+
+
+def test_a_rank_ends_with_its_status_whatever_an_interpreter_that_is_torn_down_would_do() -> None:
+    program = (
+        "import atexit, os, sys\nfrom verify.cli import app\nos.environ['RANK'] = '1'\nsys.modules['torch'] = sys\n"
+        "atexit.register(os.abort)\nprint('a verdict')\napp._leave(1)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (1, "a verdict\n", "")

@@ -40,6 +40,15 @@ def test_what_was_written_is_read_bit_for_bit(journal: Journal) -> None:
     assert done == {0: Done([step("padded", loss=0.1 + 0.2)]), 1: Done([], [HELD_OUT])}
 
 
+def test_what_ends_a_line_elsewhere_ends_none_here(tmp_path: Path) -> None:
+    """A file of data may be called anything."""
+    names = {"file": "pairs\u2028of\u0085two\x0b.jsonl"}
+    journal = Journal(tmp_path, SETTINGS.model_copy(update={"options": names}))
+    journal.start()
+    journal.add_steps(0, [step("padded")])
+    assert journal.resume() == {0: Done([step("padded")])}
+
+
 def test_a_line_that_was_cut_off_is_dropped_and_the_rest_kept(journal: Journal) -> None:
     journal.add_steps(0, [step("padded"), step("split")])
     content = journal.path.read_bytes()

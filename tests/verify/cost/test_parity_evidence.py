@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from reports.record_setting import SubjectRecord
 from reports.sharded_record import (
     AGAINST,
     CheckRecord,
@@ -126,12 +127,20 @@ def sharded(parity: ParityFile, tmp_path: Path) -> ParityFile:
         groups_of_ranks=[3, 2], dummies_of_ranks=[0, 0], num_compared=3 * judgement.num_compared,
         worst_ratio=judgement.measured / judgement.budget, held=held,
     )  # fmt: skip
-    examples = changed(ran, scenario="examples", subject="split/block-diagonal")
+    no = {"verdict": "NOT_APPLICABLE", "reasons": ["no"], "num_compared": 0, "worst_ratio": None, "held": []}
+    results = [
+        ran,
+        changed(ran, scenario="examples", **no),
+        changed(ran, subject="split/block-diagonal", **no),
+        changed(ran, scenario="examples", subject="split/block-diagonal"),
+    ]
     failed = CheckRecord(
         check="clip", precision="float32", subject="split", verdict="FAIL", num_compared=1, ratio=9.0, worst="norm"
     )
+    passed = changed(failed, verdict="PASS", ratio=0.5, worst="")
     planted = PlantedFaultRecord(fault="x", what="y", precision="float32", caught_by=["clip"], checks=[failed])
-    pairs = changed(record.cases[0], name="real-pairs-0")
+    pairs = changed(record.cases[0], name="real-pairs-0", groups=[record.cases[0].groups[0]] * 5)
+    split = SubjectRecord(name="split", layout="packed", owns_loss=False)
     of_examples = changed(
         pairs,
         name="examples",
@@ -142,7 +151,8 @@ def sharded(parity: ParityFile, tmp_path: Path) -> ParityFile:
         schema_version=1, tool_version=record.tool_version, created_utc="2026", command=[], verdict="PASS", reasons=[],
         world_size=2, backend="gloo", started_by="local ranks", environment=record.environment, model=record.model,
         precisions=[PrecisionRecord(name="float32", weights="float32", computes="float32", reduces="float32")],
-        cases=[pairs, of_examples], subjects=[], parity=[ran, examples], checks=[], planted=[planted], harmless=[],
+        cases=[pairs, of_examples], subjects=[split, changed(split, name="split/block-diagonal")], parity=results,
+        checks=[passed], planted=[planted], harmless=[],
         scenarios=[ScenarioRecord(name=name, case=name, micro_size=2, reference="adapters-off")
                    for name in ("real-pairs-0", "examples")],
         policy={}, seeds={}, notes=[], total_s=1.0,
@@ -153,7 +163,7 @@ def sharded(parity: ParityFile, tmp_path: Path) -> ParityFile:
 
 def test_a_run_on_ranks_cites_what_was_judged_on_ranks(sharded: ParityFile, measured: MeasuredSubject) -> None:
     cited = cite(sharded, replace(measured, num_ranks=4), ["split"])["split"]
-    (result, _) = sharded.record.parity  # type: ignore[union-attr]
+    result = sharded.record.parity[0]  # type: ignore[union-attr]
     assert (cited.world_size, cited.cases, cited.num_compared) == (2, 1, result.num_compared)
     assert cited.record_sha256 == hashlib.sha256(sharded.path.read_bytes()).hexdigest()
 
@@ -171,7 +181,7 @@ def test_of_a_sharded_record_only_what_ran_under_the_objective_counts(
     sharded: ParityFile, measured: MeasuredSubject
 ) -> None:
     on_ranks = replace(measured, num_ranks=2)
-    with pytest.raises(EvidenceError, match="split/block-diagonal in float32 is not in it"):
+    with pytest.raises(EvidenceError, match="split/block-diagonal in float32 is NOT_APPLICABLE"):
         cite(sharded, on_ranks, ["split/block-diagonal"])
     with pytest.raises(EvidenceError, match="subject split in bfloat16 is not in it"):
         cite(sharded, replace(on_ranks, dtype="bfloat16"), ["split"])

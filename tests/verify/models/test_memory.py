@@ -45,6 +45,18 @@ def test_weights_that_fill_the_memory_are_taken_and_one_byte_less_is_refused() -
     check_memory(replace(request, num_layers=1), ["float64"], needed - 1)
 
 
+def test_ranks_of_one_machine_share_its_memory() -> None:
+    """Two of them hold a model twice each, whole and until it is sharded."""
+    request = ModelRequest(name="tiny", lora=LORA)
+    needed = num_weights(TINY, 2, LORA) * 4 * 2 * 2
+    check_memory(request, ["float32"], needed, ranks_here=2, copies=2)
+    with pytest.raises(
+        ValueError, match=r"twice on each of 2 ranks of this machine, .* of memory, 1.00 B too few: .*ranks"
+    ):
+        check_memory(request, ["float32"], needed - 1, ranks_here=2, copies=2)
+    check_memory(request, ["float32"], needed // 4, copies=2)
+
+
 def test_an_absurd_shape_is_refused_on_any_machine() -> None:
     """Two layers of them take 32 TiB."""
     absurd = replace(TINY, vocab_size=2**20, hidden_size=2**20, intermediate_size=2**20)

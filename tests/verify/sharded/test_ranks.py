@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from verify.sharded.board import RankLostError
-from verify.sharded.ranks import RankPlace, place_from_environment, process_group, start_local_ranks
+from verify.sharded.ranks import (
+    RankPlace,
+    place_from_environment,
+    process_group,
+    ranks_on_this_machine,
+    start_local_ranks,
+)
 
 ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
@@ -85,6 +91,13 @@ def test_ranks_that_agree_end_with_their_common_status_and_one_message(
 ) -> None:
     assert run_ranks(tmp_path, "print('row', rank)\nend(2, 'error: no case')") == 2
     assert capfd.readouterr() == ("row 0\n", "packparity: error: no case\n")
+
+
+def test_ranks_know_how_many_share_their_machine(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = "from verify.sharded.ranks import ranks_on_this_machine\nprint(ranks_on_this_machine())"
+    assert run_ranks(tmp_path, program, num_ranks=2) == 0
+    assert capfd.readouterr().out == "2\n"
+    assert ranks_on_this_machine() == 1
 
 
 def test_the_first_rank_to_fail_speaks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from verify.groups import PreferenceGroup
+from verify.models.request import ModelRequest
+from verify.sharded.run import ShardedRequest
 from verify.sharded.scenarios import Scenario, probed_scenario, real_scenarios, unlike_round
+from verify.subjects.selection import select_subject
 from verify.subjects.sharded import HONEST
+from verify.tolerance import load_policy
 
 
 def pairs(count: int) -> list[PreferenceGroup]:
@@ -47,3 +51,13 @@ def test_what_a_batch_is_made_of_can_be_found_in_the_file() -> None:
 
 def test_of_the_pairs_of_our_own_one_round_is_unlike_too() -> None:
     assert sizes(unlike_round(probed_scenario(257, 0, 4), 4), 4) == [[3], [2], [2], [2]]
+
+
+def test_two_subjects_of_one_name_are_refused() -> None:
+    """The second one's results in one process would stand for those of the first."""
+    twice = (select_subject("split"),) * 2
+    with pytest.raises(ValueError, match="subjects named twice: split"):
+        ShardedRequest(
+            model=ModelRequest(name="tiny"), precisions=("float32",), subjects=twice, scenarios=(),
+            policy=load_policy(None), variations=(), seed=0,
+        )  # fmt: skip
