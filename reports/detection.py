@@ -96,7 +96,8 @@ def proof_lines(record: Record, at_most: int) -> list[str]:
     """
     lines = [f"would have caught: {caught(record)}" if record.planted else caught(record)]
     if names := unseen(record, at_most):
-        lines.append(f"would not have seen: {names}")
+        counted = " (in brackets: faults of the catalogue)" if any(spot.faults for spot in record.blind_spots) else ""
+        lines.append(f"would not have seen{counted}: {names}")
     return lines
 
 

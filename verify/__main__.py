@@ -1,5 +1,5 @@
 """``python -m verify`` is the same program as ``packparity``."""
 
-from verify.cli.app import main
+from verify.cli.start import main
 
 main()

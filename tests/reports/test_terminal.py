@@ -64,7 +64,8 @@ def test_the_end_is_the_verdict_with_values_headroom_and_what_it_rests_on(passin
     assert exact.strip() == "exact checks: 11 of 11 passed on 330 values, 1 not applicable"
     assert caught.strip() == "would have caught: 4 of 4 planted faults in 4 stages, each at least 43.4x its budget"
     assert unseen.strip() == (
-        "would not have seen: faults that bite only where positions go beyond 256 (2); faults of label smoothing (1)"
+        "would not have seen (in brackets: faults of the catalogue): faults that bite only where positions go beyond "
+        "256 (2); faults of label smoothing (1)"
     )
 
 

@@ -13,7 +13,7 @@ from verify.budget import sft_loss_budget
 from verify.cases import Case
 from verify.checks.absolute_model import absolute_model
 from verify.checks.cases import CaseName, CheckCases, check_cases
-from verify.checks.gradient_yardsticks import logps_budget, measure_gradients, noise_between
+from verify.checks.gradient_yardsticks import held_against_itself, logps_budget, measure_gradients, noise_between
 from verify.comparison import compare_logps
 from verify.model_state import Baseline
 from verify.models.adapters import has_adapters
@@ -122,7 +122,14 @@ def measure_yardsticks(
     if "normalisation" in checks:
         for pairs in _present(cases, ("uneven-groups",)):
             of_pairs = measure_gradients(
-                model, baseline, pairs, dtype=dtype, objective=objective, policy=policy, seed=seed
+                model,
+                baseline,
+                pairs,
+                dtype=dtype,
+                objective=objective,
+                policy=policy,
+                seed=seed,
+                forms=held_against_itself(dtype),
             )
             losses[pairs.name] = LossYardstick(loss=of_pairs.loss_budget, gradients=of_pairs.gradient_budgets)
         losses |= _sft_yardsticks(model, _present(cases, _EXAMPLES), dtype, policy)

@@ -33,6 +33,7 @@ from verify.cli.preflight import preflight  # noqa: E402
 from verify.cli.report import report  # noqa: E402
 from verify.cli.sharded import sharded  # noqa: E402
 from verify.cli.simulate import simulate  # noqa: E402
+from verify.cli.start import INTERRUPTED, NOTHING_WRITTEN  # noqa: E402
 from verify.cli.supervision import names_foreign_code, supervised  # noqa: E402
 from verify.parent_process import end_with_the_launcher  # noqa: E402
 from verify.sharded.board import SaidByRank0Error  # noqa: E402
@@ -65,10 +66,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for _command in _COMMANDS:
     app.command(help=_unwrapped(_command))(_command)
-
-
-_INTERRUPTED = 130
-"""Status into which typer turns an interrupt."""
 
 
 def _print_version(asked: bool) -> None:
@@ -121,8 +118,8 @@ def _run(arguments: list[str]) -> int:
     with no_empty_folder(out_folder(arguments)):
         # Not standalone: typer would draw a box around what is wrong, over several lines.
         status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
-    if status == _INTERRUPTED and arguments[:1] not in (["calibrate"], ["cost"]):  # which says itself what it keeps
-        _say("interrupted: nothing was written")
+    if status == INTERRUPTED and arguments[:1] not in (["calibrate"], ["cost"]):  # which says itself what it keeps
+        _say(NOTHING_WRITTEN)
     return int(status or 0) if arguments else 2
 
 

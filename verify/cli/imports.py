@@ -7,6 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from verify.cli.interrupts import interrupts_noted
+from verify.cli.model_listing import list_models_once
+
 HELP_JOBS = "Processes that share the work; as many as pay unless given. The result is the same with any number."
 
 
@@ -18,10 +21,16 @@ def heavy_imports() -> Iterator[bool]:
 
     Yields:
         Whether torch is loaded here rather than before, so that it has computed nothing when the imports are done.
+
+    Raises:
+        KeyboardInterrupt: There was an interrupt.
     """
+    fresh = "torch" not in sys.modules
     gc.disable()
     try:
-        yield "torch" not in sys.modules
+        with interrupts_noted():
+            list_models_once()
+            yield fresh
     finally:
         gc.freeze()
         gc.enable()
