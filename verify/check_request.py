@@ -14,7 +14,7 @@ from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
 from verify.frozen_policy import ReferenceName
 from verify.gate import GateRequest
-from verify.gate_work import pieces_of
+from verify.gate_pieces import pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
 from verify.models.dtypes import DTYPES
@@ -190,16 +190,7 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         num_cases=len(cases),
         held_in_float64=bool(no_oracle),
     )
-    num_layers = options.layers or int(config.get_text_config().num_hidden_layers)
-    plantings = choose_plantings(
-        request,
-        vocab_size=vocab_size,
-        num_layers=num_layers,
-        is_tiny=options.is_tiny,
-        window=getattr(config.get_text_config(), "sliding_window", None),
-        module_names=module_names(config) if no_oracle else None,
-        is_tied=bool(getattr(config.get_text_config(), "tie_word_embeddings", False)),
-    )
+    plantings = _plantings(request, options, config, vocab_size, by_oracle=not no_oracle)
     threads = options.threads or (1 if options.is_tiny else None)
     num_processes = choose_num_processes(
         options.jobs,
@@ -216,6 +207,22 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
         reduced=reduced,
         num_threads=threads,
         num_processes=num_processes,
+    )
+
+
+def _plantings(
+    request: GateRequest, options: CheckOptions, config: Any, vocab_size: int, *, by_oracle: bool
+) -> Plantings:
+    """Faults that this model shows."""
+    text = config.get_text_config()
+    return choose_plantings(
+        request,
+        vocab_size=vocab_size,
+        num_layers=options.layers or int(text.num_hidden_layers),
+        is_tiny=options.is_tiny,
+        window=getattr(text, "sliding_window", None),
+        module_names=None if by_oracle else module_names(config),
+        is_tied=bool(getattr(text, "tie_word_embeddings", False)),
     )
 
 

@@ -43,6 +43,7 @@ from verify.workers import Begin
 
 if TYPE_CHECKING:
     from verify.gate import GateRequest
+    from verify.gate_pieces import Piece
 
 
 class WitnessError(Exception):
@@ -90,18 +91,6 @@ class CaseRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A piece of a run that depends on no other: a case with all subjects, or the exact checks of one subject.
-
-    Exactly one of ``case`` and ``subject`` is given.
-    """
-
-    dtype: str
-    case: Case | None = None
-    subject: Subject | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PieceDone:
     """What came of a piece: differences and values, no model and no gradients, so that it can travel."""
 
@@ -109,15 +98,6 @@ class PieceDone:
     passes_s: float
     case_run: CaseRun | None = None
     findings: tuple[Finding, ...] = ()
-
-
-def pieces_of(request: GateRequest, checks: Sequence[ExactCheck] = ()) -> list[Piece]:
-    """The pieces of a run, in the order in which they are reported."""
-    pieces: list[Piece] = []
-    for dtype in request.dtypes:
-        pieces += [Piece(dtype=dtype, case=case) for case in request.cases]
-        pieces += [Piece(dtype=dtype, subject=subject) for subject in request.subjects if checks]
-    return pieces
 
 
 class GateWork:

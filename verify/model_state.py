@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as compiled
 
 from verify.model_settings import Settings
 from verify.module_walk import NamedModules, named_modules, named_parameters
@@ -114,6 +115,17 @@ def seed_torch(seed: int) -> None:
 
 
 @contextmanager
+def _buffers_kept() -> Iterator[None]:
+    """What is compiled within keeps its buffers behind a backward pass: some checks make several over one graph."""
+    before = compiled.donated_buffer
+    compiled.donated_buffer = False
+    try:
+        yield
+    finally:
+        compiled.donated_buffer = before
+
+
+@contextmanager
 def restored_model(model: Any, subject: str, *, seed: int, baseline: Baseline | None = None) -> Iterator[Restored]:
     """Run a subject's work with seeded random numbers, and hold the model to what it was.
 
@@ -134,7 +146,7 @@ def restored_model(model: Any, subject: str, *, seed: int, baseline: Baseline | 
         _drop_gradients(named_modules(model))  # with a baseline, those of the work before were dropped after it
         baseline = Baseline.read(model)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), _buffers_kept():
             seed_torch(seed)
             yield restored
     finally:

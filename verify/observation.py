@@ -34,7 +34,7 @@ class Observation:
             model; or d loss / d weight by its name in the model, where every weight is trained. None where they were
             not computed.
         looked_up: Name of the embedding where it is looked up and no more, so that rows of tokens that are not fed have
-            no gradient; "" where it is tied to the head, or unknown.
+            no gradient; "" where it is not trained, tied to the head, or unknown.
         gradients_absent_because: Reason where ``gradients`` is None.
         balance: That of the routers in the policy's pass; empty where their loss is no part of the objective, or the
             subject does not say.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from verify.gate import Result
+from verify.policy_passes import FedPass
 from verify.slots import SlotCount
 from verify.subject import Subject, layout_of
 from verify.verdict import Verdict, fold
@@ -90,15 +92,17 @@ class _Fed:
 class _Total:
     """One phase over all cases: both passes together, and the policy pass (that with gradients) alone.
 
-    Beside the policy pass of a two-pass step stands another, without gradients, that finds its coefficients: it is
-    none of both, and saves by itself or not.
+    Beside the policy pass of a two-pass step stand others, without gradients, that find its coefficients or what is
+    logged: they are none of both, and each saves by itself or not.
     """
 
     both: _Fed
     policy: _Fed
-    first: _Fed
+    first: tuple[_Fed, ...] = ()
     layer_slots: int = 0
     """Slots that passed the first decoder layer."""
+    slots_again: int = 0
+    """Slots that were fed once more within a backward pass."""
 
     @property
     def reference(self) -> _Fed:
@@ -116,12 +120,9 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
     for result in results:
         for phase in result.phases:
             name, count = phase.phase, phase.count
-            known = totals.get(name) or _Total(
-                _Fed(name), _Fed(f"the policy pass of {name}"), _Fed(f"the policy pass without gradients of {name}")
-            )
+            known = totals.get(name) or _Total(_Fed(name), _Fed(f"the policy pass of {name}"))
             slots, rows, passes = result.pairwise_slots, result.pairwise_rows, result.passes
             first_slots, first_rows = first_pass(count)
-            fed_first = (first_slots, first_rows, slots // passes, rows // passes) if first_slots else (0, 0, 0, 0)
             totals[name] = _Total(
                 _added(known.both, count.slots - first_slots, count.rows - first_rows, slots, rows),
                 _added(
@@ -131,15 +132,39 @@ def _totals(results: Sequence[Result]) -> list[_Total]:
                     slots // passes,
                     rows // passes,
                 ),
-                _added(known.first, *fed_first),
+                _added_in_turn(known.first, _first_passes(count, slots // passes, rows // passes), name),
                 known.layer_slots + count.layer_slots,
+                known.slots_again + count.slots_again,
             )
     return list(totals.values())
 
 
 def first_pass(count: SlotCount) -> tuple[int, int]:
-    """Slots and rows of passes of the policy without gradients, beside one that has them."""
-    return (count.slots_tried, count.rows_tried) if count.slots_with_grad else (0, 0)
+    """Slots and rows of passes of the policy without gradients, beside one that has them or is taken for the policy's.
+
+    Where nothing has gradients, the first of several passes is the policy's.
+    """
+    passes = _first_passes(count, 0, 0)
+    return sum(each.slots for each in passes), sum(each.rows for each in passes)
+
+
+def _first_passes(count: SlotCount, pairwise_slots: int, pairwise_rows: int) -> tuple[FedPass, ...]:
+    """These passes one by one; all of them as one where they cannot be told apart, or save as much as one has to."""
+    if not count.slots_with_grad:
+        return count.tried[1:]
+    if not count.slots_tried or (count.tried and count.slots_tried >= pairwise_slots):
+        return count.tried
+    return (FedPass(count.slots_tried, count.rows_tried, pairwise_slots, pairwise_rows),)
+
+
+def _added_in_turn(known: tuple[_Fed, ...], passes: Sequence[FedPass], phase: str) -> tuple[_Fed, ...]:
+    """What the first, the second, ... pass without gradients fed over all cases."""
+    numbers = ("", *(f" {number}" for number in range(2, len(passes) + 1)))[len(known) : len(passes)]
+    new = [_Fed(f"the policy pass{number} without gradients of {phase}") for number in numbers]
+    return tuple(
+        fed if each is None else _added(fed, each.slots, each.rows, each.pairwise_slots, each.pairwise_rows)
+        for fed, each in zip_longest((*known, *new), passes)
+    )
 
 
 def _added(fed: _Fed, slots: int, rows: int, pairwise_slots: int, pairwise_rows: int) -> _Fed:
@@ -183,11 +208,17 @@ def _unseen(total: _Total) -> str:
     """Why what passed the embedding is no account of what ran."""
     if total.both.slots == 0:
         return f"no token passed the model's embedding in {total.both.what}: that a packed path ran cannot be shown"
-    fed_slots = total.both.slots + total.first.slots
+    fed_slots = total.both.slots + sum(first.slots for first in total.first)
     if total.layer_slots > fed_slots:
         return (
             f"says packed, but {total.both.what} fed {fed_slots} token slots to the embedding and "
             f"{total.layer_slots} to the first decoder layer: what passed the embedding is not all that ran"
+        )
+    of_policy = total.policy.slots + sum(first.slots for first in total.first) or total.both.slots
+    if total.slots_again > of_policy:
+        return (
+            f"says packed, but the backward pass of {total.both.what} fed {total.slots_again} token slots where its "
+            f"forward passes fed {of_policy}: checkpoints run again no more than what ran before"
         )
     return ""
 
@@ -209,8 +240,8 @@ def _doubt(total: _Total) -> str:
         return unseen
     # A padded policy pass may not hide behind a packed reference pass. Without a backward pass they look alike.
     reference = [total.reference] if total.reference.pairwise_slots else []  # a reward model has none
-    first = [total.first] if total.first.slots else []
-    passes = [total.both, total.policy, *first, *reference] if total.policy.slots else [total.both]
+    beside = [total.policy, *reference] if total.policy.slots else []
+    passes = [total.both, *beside, *total.first]
     for fed in passes:
         shares_rows = fed.slots == fed.pairwise_slots and fed.rows < fed.pairwise_rows
         if fed.slots >= fed.pairwise_slots and not shares_rows:

@@ -159,7 +159,7 @@ def _policy_and_reference(
     reference: object = None
     routed = RoutedSubject(subject) if objective.router_aux_loss_coef and not owns_loss(subject) else None
     running = subject if routed is None else routed
-    with count_slots(model) as slots:
+    with count_slots(model, groups) as slots:
         if isinstance(objective, Preference):
             reference = _copied(reference_logps(running, model, groups, objective.reference, slots))
         with torch.set_grad_enabled(differentiable):
@@ -195,7 +195,7 @@ def _reward_model(
     if computes_loss(subject, objective.name):
         loss, rewards, _, _, done = _own_loss(subject, model, groups, objective, differentiable, phases)
         return loss, rewards, done
-    with count_slots(model) as slots:
+    with count_slots(model, groups) as slots:
         given = subject.rewards(model, groups)  # type: ignore[attr-defined]
     phases.append(PhaseSlots("rewards", slots))
     checked = check_rewards(given, groups, subject=subject.name, differentiable=differentiable)
@@ -251,7 +251,7 @@ def _own_loss(
     """Loss, rewards, the log-probs and the balance of routers that came with them, and whether backward was done."""
     frozen = objective.reference if isinstance(objective, Preference) else None
     other = count_slots(frozen.model) if isinstance(frozen, SeparateModel) else nullcontext()
-    with count_slots(model) as slots, other as of_other:
+    with count_slots(model, groups) as slots, other as of_other:
         output = subject.loss(model, groups, objective)  # type: ignore[attr-defined]
     if of_other is not None:
         slots.add(of_other)

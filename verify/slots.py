@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 
+from verify.groups import PreferenceGroup
 from verify.models.vision import VISION_TOWER
 from verify.module_walk import NamedModules, named_modules
+from verify.policy_passes import FedPass, split_into_passes
 
 
 @dataclass(slots=True)
@@ -21,7 +23,9 @@ class SlotCount:
 
     ``slots_with_grad`` and ``rows_with_grad`` are those that were fed with gradients enabled: the policy pass, not the
     reference pass. ``slots_tried`` and ``rows_tried`` are those that the policy was fed without gradients, as in the
-    first pass of a two-pass step. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden
+    first pass of a two-pass step, and ``tried`` are the passes that they were, where there were several and they can be
+    told apart. ``slots_again`` were fed within a backward pass, where checkpoints run again what ran before; they count
+    nowhere else. ``layer_slots`` passed the first decoder layer: more than ``slots`` where hidden
     states were made past the embedding. ``images`` passed the tower that sees them, where the model has one.
     """
 
@@ -32,8 +36,10 @@ class SlotCount:
     rows_with_grad: int = 0
     slots_tried: int = 0
     rows_tried: int = 0
+    slots_again: int = 0
     layer_slots: int = 0
     images: int = 0
+    tried: tuple[FedPass, ...] = ()
 
     def add(self, other: SlotCount) -> None:
         """Count what another model was fed as well."""
@@ -42,13 +48,14 @@ class SlotCount:
 
 
 @contextmanager
-def count_slots(model: Any) -> Iterator[SlotCount]:
+def count_slots(model: Any, groups: Sequence[PreferenceGroup] = ()) -> Iterator[SlotCount]:
     """Count what is fed to the model's input embedding, and what reaches its first decoder layer.
 
     A packed row of the pair (prompt 3, chosen 2, rejected 1) feeds 6 slots, the two unpacked rows feed 5 + 4 = 9.
 
     Args:
         model: A model with ``get_input_embeddings()``.
+        groups: What the passes are about; without them passes of the policy without gradients are not told apart.
 
     Yields:
         The count, which grows while the context is open.
@@ -61,10 +68,14 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         raise ValueError(f"{type(model).__name__}.get_input_embeddings() is not a module: slots cannot be counted")
     count = SlotCount()
     is_policy = _policy_probe(model)
+    tried: list[Tensor] = []
 
     def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         input_ids = args[0] if args else kwargs["input"]
         slots = input_ids.numel()
+        if _is_in_backward():
+            count.slots_again += slots
+            return
         rows = slots // input_ids.shape[-1] if slots else 0
         count.slots += slots
         count.rows += rows
@@ -75,13 +86,16 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
         elif is_policy():
             count.slots_tried += slots
             count.rows_tried += rows
+            tried.append(input_ids.detach().clone())
 
     def add_layer(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         hidden_states = args[0] if args else kwargs["hidden_states"]
-        count.layer_slots += hidden_states.shape[:-1].numel()
+        if not _is_in_backward():
+            count.layer_slots += hidden_states.shape[:-1].numel()
 
     def add_images(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
-        count.images += len(args[0] if args else kwargs["pixel_values"])
+        if not _is_in_backward():
+            count.images += len(args[0] if args else kwargs["pixel_values"])
 
     modules = named_modules(model) if isinstance(model, nn.Module) else []
     handles = [embedding.register_forward_hook(add, with_kwargs=True)]
@@ -94,6 +108,14 @@ def count_slots(model: Any) -> Iterator[SlotCount]:
     finally:
         for handle in handles:
             handle.remove()
+    if groups and len(tried) > 1:
+        calls = [ids.reshape(-1, ids.shape[-1]).tolist() for ids in tried if ids.numel()]
+        count.tried = split_into_passes(calls, groups)
+
+
+def _is_in_backward() -> bool:
+    """Whether autograd is at work, so that what runs is run again: as ``torch.utils.checkpoint`` itself tells it."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _policy_probe(model: Any) -> Callable[[], bool]:

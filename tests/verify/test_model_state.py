@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._functorch import config as compiled
 
 from verify.cases import Case
 from verify.gate import GateOutcome
@@ -267,6 +268,14 @@ def test_gradients_are_clean_before_and_after(model: Any) -> None:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_is_compiled_inside_may_go_backward_more_than_once(model: Any) -> None:
+    """torch gives buffers of compiled functions away in the first backward pass; reach makes several over one graph."""
+    usual = compiled.donated_buffer
+    with restored_model(model, "s", seed=0):
+        assert not compiled.donated_buffer
+    assert compiled.donated_buffer == usual
 
 
 def test_random_numbers_inside_depend_on_the_seed_alone_and_leave_no_trace(model: Any) -> None:

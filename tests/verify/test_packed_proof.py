@@ -10,6 +10,7 @@ import pytest
 from verify.gate import Result
 from verify.packed_proof import Summary, summarise
 from verify.passes import PhaseSlots
+from verify.policy_passes import FedPass
 from verify.slots import SlotCount
 from verify.verdict import Verdict
 
@@ -134,6 +135,47 @@ def test_the_first_pass_of_a_two_pass_step_is_no_reference_pass(first: int, mess
     assert found.verdict is (Verdict.INCONCLUSIVE if message else Verdict.PASS)
     assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
     assert found.slots == 12, "what the first pass feeds is no part of what policy and reference pass feed"
+
+
+@pytest.mark.parametrize(
+    ("slots", "with_grad", "message"),
+    [
+        ((6, 6), 6, ""),
+        ((6, 10), 6, "the policy pass 2 without gradients of log-probs fed 10 token slots in 2 rows where unpacked"),
+        ((10, 6), 6, "the policy pass without gradients of log-probs fed 10 token slots in 2 rows where unpacked"),
+        ((6, 6), 0, ""),
+        ((6, 10), 0, "the policy pass without gradients of log-probs fed 10 token slots in 2 rows where unpacked"),
+        ((14, 6), 0, "log-probs fed 20 token slots in 4 rows where unpacked rows feed 20 in 4"),
+    ],
+    ids=["both", "second", "first", "both-forward-only", "second-forward-only", "first-forward-only"],
+)
+def test_of_several_passes_without_gradients_each_saves_by_itself(
+    slots: tuple[int, int], with_grad: int, message: str
+) -> None:
+    """One for the coefficients and one for what is logged, beside a reference pass of 6."""
+    count = SlotCount(
+        6 + with_grad + sum(slots),
+        2 + 2 * bool(with_grad) + 4,
+        4,
+        slots_with_grad=with_grad,
+        rows_with_grad=2 * bool(with_grad),
+        slots_tried=sum(slots),
+        rows_tried=4,
+        tried=tuple(FedPass(fed, 2, 10, 2) for fed in slots),
+    )
+    found = summary(result(None, phases=(PhaseSlots("log-probs", count),)))
+    assert found.verdict is (Verdict.INCONCLUSIVE if message else Verdict.PASS)
+    assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
+
+
+@pytest.mark.parametrize(
+    ("again", "message"), [(6, ""), (10, "the backward pass of loss fed 10 token slots where its forward passes fed 6")]
+)
+def test_a_backward_pass_runs_again_no_more_than_what_ran(again: int, message: str) -> None:
+    count = SlotCount(12, 4, 2, slots_with_grad=6, rows_with_grad=2, slots_again=again)
+    found = summary(result(None, phases=(PhaseSlots("loss", count),)))
+    assert found.verdict is (Verdict.INCONCLUSIVE if message else Verdict.PASS)
+    assert "; ".join(found.reasons).startswith(f"says packed, but {message}" if message else "")
 
 
 def test_who_says_unpacked_need_not_save_anything() -> None:

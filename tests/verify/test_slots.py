@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from verify.cases import Case
 from verify.groups import PreferenceGroup
@@ -95,6 +96,20 @@ def test_slots_fed_with_gradients_enabled_are_told_apart() -> None:
     assert (count.slots, count.slots_with_grad) == (5, 3)
 
 
+def test_what_a_checkpoint_runs_again_in_the_backward_pass_is_not_counted_twice(
+    tiny: Callable[[str], ModelUnderTest],
+) -> None:
+    model = tiny("float32").model
+    with count_slots(model) as count:
+        logits = checkpoint(
+            lambda ids: model(ids, use_cache=False).logits, torch.tensor([[1, 2, 3]]), use_reentrant=False
+        )
+        loss: Any = logits.sum()
+        loss.backward()
+    model.zero_grad()
+    assert (count.slots, count.slots_with_grad, count.layer_slots, count.slots_again) == (3, 3, 3, 3)
+
+
 def test_the_policy_without_gradients_is_told_from_the_model_with_its_adapters_off(
     tiny: Callable[[str], ModelUnderTest],
 ) -> None:
@@ -106,6 +121,19 @@ def test_the_policy_without_gradients_is_told_from_the_model_with_its_adapters_o
             with model.disable_adapter():
                 model(torch.tensor([[1, 2]]))
     assert (count.slots, count.slots_with_grad, count.slots_tried, count.rows_tried) == (4 + 3 + 2, 4, 3, 1)
+
+
+@pytest.mark.parametrize("names", [("dense-sdpa", "split"), ("dense-sdpa", "pairwise")])
+def test_passes_of_the_policy_without_gradients_are_told_apart(
+    tiny: Callable[[str], ModelUnderTest], names: tuple[str, str]
+) -> None:
+    model, fed = tiny("float32").model, {"dense-sdpa": PACKED, "split": PACKED, "pairwise": UNPACKED}
+    with count_slots(model, GROUPS) as count, torch.no_grad():
+        for name in names:
+            BUILT_IN.get(name, WITNESS).per_token_logps(model, GROUPS)
+        with model.disable_adapter():
+            WITNESS.per_token_logps(model, GROUPS)
+    assert [(each.slots, each.pairwise_slots) for each in count.tried] == [(fed[name], UNPACKED) for name in names]
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import verify
+from verify.taking_turns import Traits
 from verify.workers import Begin, WorkerError, work_through
 
 ROOT = Path(verify.__file__).resolve().parents[1]
@@ -74,6 +75,19 @@ def test_a_worker_keeps_what_it_has_from_piece_to_piece() -> None:
 
     assert sum(work_through(range(6), work, lambda text: None, num_processes=2)) >= 12  # 1+2+3 twice, or less evenly
     assert seen == [], "what a worker keeps is its own"
+
+
+def test_a_worker_stays_with_the_kind_of_pieces_that_it_began_with() -> None:
+    pieces = ["case", "check"] * 4
+    done = work_through(
+        pieces,
+        lambda piece, begin: (piece, os.getpid(), time.sleep(0.05)),
+        lambda text: None,
+        num_processes=2,
+        traits=lambda piece: Traits(kind=piece),
+    )
+    assert [piece for piece, *_ in done] == pieces
+    assert len({(piece, pid) for piece, pid, _ in done}) <= 3, "one may help the other at the end"
 
 
 def test_tensors_come_back_bit_for_bit_as_values_of_their_own() -> None:

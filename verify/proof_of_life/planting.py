@@ -100,7 +100,33 @@ def choose_plantings(
     of_run = tuple(case for case in request.cases if case.kind in kinds)
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
-    usual = tuple(case for case in of_run if case.reference is None)
+    for probe in _probes(request):
+        if num_layers < probe.min_layers or (probe.untied and is_tied):
+            continue
+        cases = _showing(probe, of_run, 1 if window is None else len(of_run))
+        if not cases:
+            continue
+        case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
+        reason = _unfit(probe, request, module_names)
+        if not reason and case is None:
+            reason = f"a window of {window} tokens hides them in every case"
+        if reason or case is None:
+            left_out[probe.fault] = reason
+            continue
+        slots, cost = _cost(probe, case, len(request.dtypes))
+        num_bytes = slots * vocab_size * max(_BYTES[rounds_in(dtype)] for dtype in request.dtypes)
+        if num_bytes > MAX_LOGITS_BYTES:
+            left_out[probe.fault] = f"the logits of case {case.name} take {num_bytes / 2**30:.1f} GiB"
+        elif not is_tiny and spent + cost > affordable:
+            left_out[probe.fault] = "planted faults may add a fifth to the passes of a run"
+        else:
+            spent += cost
+            chosen.append(_planted(probe, case))
+    return Plantings(chosen=tuple(chosen), left_out=left_out, cost=spent / slots_in_passes(request))
+
+
+def _probes(request: GateRequest) -> tuple[Probe, ...]:
+    """Faults of what the run trains and adds to its loss."""
     of_routers = PROBES_OF_ROUTERS if request.objective.router_aux_loss_coef else ()
     every = (
         *PROBES_OF_EVERY_WEIGHT,
@@ -110,42 +136,39 @@ def choose_plantings(
         *PROBES_OF_REFERENCES,
         *PROBES_OF_IMAGES,
     )
-    for probe in every:
-        if request.model.train not in probe.mutation.trains or (probe.untied and is_tied):
-            continue
-        at_most = 1 if window is None else len(of_run)
-        # What any frozen policy shows is planted over that of the other cases.
-        cases = biting_cases(probe.mutation, usual, at_most) or biting_cases(probe.mutation, of_run, at_most)
-        if not cases or num_layers < probe.min_layers:
-            continue
-        case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
-        if probe.fault == "routers-count-reference-pass" and request.model.reference == "cached":
-            left_out[probe.fault] = "cached log-probs come from no pass of the run"
-            continue
-        if module_names is not None and not any(probe.needs in name for name in module_names):
-            left_out[probe.fault] = f"the model has no module {probe.needs.strip('.')}"
-            continue
-        if case is None:
-            left_out[probe.fault] = f"a window of {window} tokens hides them in every case"
-            continue
-        shares = probe.mutation.packing.segments != "block-diagonal"
-        slots = _packed_slots(case) if shares else case.pairwise_slots
-        num_bytes = slots * vocab_size * max(_BYTES[rounds_in(dtype)] for dtype in request.dtypes)
-        cost = (case.num_passes + (probe.seen_in == "gradients")) * slots * len(request.dtypes)
-        if num_bytes > MAX_LOGITS_BYTES:
-            left_out[probe.fault] = f"the logits of case {case.name} take {num_bytes / 2**30:.1f} GiB"
-        elif not is_tiny and spent + cost > affordable:
-            left_out[probe.fault] = "planted faults may add a fifth to the passes of a run"
-        else:
-            spent += cost
-            subject = FaultySubject(
-                mutation=probe.mutation,
-                cases=frozenset({case.name}),
-                gradients=probe.seen_in == "gradients",
-                role="planted",  # "fault:" is a subject that was asked for
-            )
-            chosen.append(Planting(probe=probe, case=case.name, subject=subject))
-    return Plantings(chosen=tuple(chosen), left_out=left_out, cost=spent / slots_in_passes(request))
+    return tuple(probe for probe in every if request.model.train in probe.mutation.trains)
+
+
+def _showing(probe: Probe, cases: tuple[Case, ...], at_most: int) -> Sequence[Case]:
+    """Cases that show a fault. What any frozen policy shows is planted over that of the run, not over a case's own."""
+    usual = tuple(case for case in cases if case.reference is None)
+    return biting_cases(probe.mutation, usual, at_most) or biting_cases(probe.mutation, cases, at_most)
+
+
+def _unfit(probe: Probe, request: GateRequest, module_names: Sequence[str] | None) -> str:
+    """Why a fault cannot be planted in this model under this frozen policy; "" where it can."""
+    if probe.fault == "routers-count-reference-pass" and request.model.reference == "cached":
+        return "cached log-probs come from no pass of the run"
+    if module_names is not None and not any(probe.needs in name for name in module_names):
+        return f"the model has no module {probe.needs.strip('.')}"
+    return ""
+
+
+def _cost(probe: Probe, case: Case, num_dtypes: int) -> tuple[int, int]:
+    """Slots of a pass of the planted step, and slots in all of its passes."""
+    shares = probe.mutation.packing.segments != "block-diagonal"
+    slots = _packed_slots(case) if shares else case.pairwise_slots
+    return slots, (case.num_passes + (probe.seen_in == "gradients")) * slots * num_dtypes
+
+
+def _planted(probe: Probe, case: Case) -> Planting:
+    subject = FaultySubject(
+        mutation=probe.mutation,
+        cases=frozenset({case.name}),
+        gradients=probe.seen_in == "gradients",
+        role="planted",  # "fault:" is a subject that was asked for
+    )
+    return Planting(probe=probe, case=case.name, subject=subject)
 
 
 def slots_in_passes(request: GateRequest) -> float:

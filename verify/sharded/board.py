@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.sharded import whereabouts
+from verify.sharded.patience import within
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -131,13 +132,13 @@ class Board:
         if self._world_size == 1:
             return
         try:
-            own = _Answer(self._store.add("count", 1), _kind(error), one_line(error))
-            self._store.set(f"place {self._rank}", self._place(whereabouts.of_error(error)))
-            self._store.set(f"answer {self._rank}", f"{own.order} {own.kind} {own.text}")
-            answers, dead = self._wait(own)
-            places = self._places()
-            if self._rank == 0:
-                time.sleep(ALIKE_S / 2)  # whoever keeps the store leaves last: others read what it holds
+            own, answers, dead, places = within(2 * ANSWER_S, lambda: self._tell(error))
+        except TimeoutError as silent:  # to a process that was stopped a connection stays open, and waits without end
+            raise RankLostError(
+                f"rank 0 of {self._world_size}, or torchrun beside it, keeps the store of the group, which gave no "
+                f"answer for {2 * ANSWER_S:g} s: stopped, or its machine is gone; rank {self._rank} noticed: "
+                f"{one_line(error)}"
+            ) from silent
         except RuntimeError as gone:
             raise RankLostError(
                 f"rank 0 of {self._world_size}, which keeps the store of the group, is gone; rank {self._rank} "
@@ -148,6 +149,17 @@ class Board:
             raise SaidByRank0Error(message, 2 if kind == "input" else 3) from error
         if message != own.text:
             raise (RankInputError if kind == "input" else RankLostError)(message) from error
+
+    def _tell(self, error: Exception) -> tuple[_Answer, dict[int, _Answer], list[int], dict[int, str]]:
+        """Say what this rank raised; and what others have, which have ended, and where each was."""
+        own = _Answer(self._store.add("count", 1), _kind(error), one_line(error))
+        self._store.set(f"place {self._rank}", self._place(whereabouts.of_error(error)))
+        self._store.set(f"answer {self._rank}", f"{own.order} {own.kind} {own.text}")
+        answers, dead = self._wait(own)
+        places = self._places()
+        if self._rank == 0:
+            time.sleep(ALIKE_S / 2)  # whoever keeps the store leaves last: others read what it holds
+        return own, answers, dead, places
 
     def _place(self, where: str) -> str:
         return f"{where}, in step {self._step}" if self._step and where else where

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from verify.sharded.board import ANSWER_S, Board, RankLostError, one_line
+from verify.sharded.patience import within
 
 if TYPE_CHECKING:  # torch takes seconds to load, and whoever only starts ranks does without
     from torch._C._distributed_c10d import Store
@@ -158,16 +159,27 @@ def _store(place: RankPlace, timeout_s: float) -> Store:
     from torch.distributed.rendezvous import rendezvous
 
     where = f"{os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}"
+    timeout = timedelta(seconds=timeout_s)
     try:
         store: Store
-        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timedelta(seconds=timeout_s)))
+        store, _, _ = within(
+            timeout_s + _LAST_WORDS_S, lambda: next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+        )
+    except TimeoutError as silent:
+        raise RankLostError(
+            f"rank {place.rank}: whoever listens at {where} gave no answer within {timeout_s:g} s: another program has "
+            "the port (give another MASTER_PORT), or rank 0 was stopped"
+        ) from silent
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             raise ValueError(
-                f"rank {place.rank}: the port of {where} is in use: give another MASTER_PORT "
-                "(torchrun --master-port), or torchrun --standalone, which finds one"
+                f"rank {place.rank}: MASTER_PORT {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']} is in use: "
+                "give another (torchrun --master-port), or torchrun --standalone, which finds one"
             ) from error
-        raise RankLostError(f"rank {place.rank} cannot reach the store at {where}: {one_line(error)}") from error
+        keeper = "" if place.rank == 0 else ", which rank 0 keeps unless torchrun does; it never came, or was stopped"
+        raise RankLostError(
+            f"rank {place.rank} cannot reach the store at {where}{keeper}: {one_line(error)}"
+        ) from error
     except dist.DistStoreError as error:
         raise RankLostError(
             f"rank {place.rank} of {place.world_size}: not all ranks came to the store at {where} within "

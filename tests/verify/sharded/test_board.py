@@ -122,6 +122,16 @@ def test_ranks_in_different_collectives_are_named_with_the_line_of_each(monkeypa
     )
 
 
+def test_a_keeper_of_the_store_that_was_stopped_is_named_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of the store of a stopped process is never answered, and no timeout of the store ends it."""
+    over = threading.Event()
+    monkeypatch.setattr(Board, "_tell", lambda of_rank, error: over.wait(30))
+    (raised, _) = raised_by(TIMED_OUT, HANGS)
+    over.set()
+    assert isinstance(raised, RankLostError)
+    assert str(raised).startswith("rank 0 of 2, or torchrun beside it, keeps the store of the group, which gave no")
+
+
 def spots(*modules: str) -> list[whereabouts.Spot]:
     """Calls of a stack, outermost first; functions are named after their modules."""
     return [whereabouts.Spot(name, f"/x/{name}.py", line, f"of_{name}") for line, name in enumerate(modules)]

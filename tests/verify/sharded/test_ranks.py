@@ -165,7 +165,24 @@ def test_a_port_in_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         with (
-            pytest.raises(ValueError, match=r"the port of 127\.0\.0\.1, port \d+ is in use: give another"),
+            pytest.raises(ValueError, match=r"MASTER_PORT \d+ of 127\.0\.0\.1 is in use: give another"),
             process_group(RankPlace(0, 1, 0), 5.0),
+        ):
+            pass
+
+
+def test_a_port_at_which_another_program_listens_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection and never answers, for which torch has no timeout."""
+    monkeypatch.setattr("verify.sharded.ranks._LAST_WORDS_S", 0.2)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        with (
+            pytest.raises(
+                RankLostError, match=r"rank 1: whoever listens at 127\.0\.0\.1, port \d+ gave no answer within 1"
+            ),
+            process_group(RankPlace(1, 2, 1), 1.0),
         ):
             pass
