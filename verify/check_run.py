@@ -104,10 +104,8 @@ def run_check(
 def _diagnoses(
     prepared: PreparedCheck, outcome: GateOutcome, reproductions: Sequence[Reproduction], progress: Progress
 ) -> Diagnoses:
-    from verify.diagnosis.run import Diagnoses, diagnose_failures
+    from verify.diagnosis.run import diagnose_failures
 
-    if prepared.options.router_loss is not None:
-        return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(
         prepared.request,

@@ -272,7 +272,6 @@ def test_the_coefficient_is_positive_and_leaves_something_of_the_rest(coefficien
         (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, objective="reward-model"), "reward-model has none"),
         (CheckOptions(model="tiny-mixtral", router_loss=0.001), "model of type mixtral has no routers"),
         (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, train="all"), "where adapters are trained"),
-        (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, shrink=True, out="x"), "no router loss"),  # type: ignore[arg-type]
         (
             CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, cases=("objective-reward-model",)),
             "every case is of a reward-model, which has none",
