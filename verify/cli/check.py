@@ -81,6 +81,8 @@ def check(
     """Compare packed with unpacked preference training: log-probs, losses, rewards and every gradient.
 
     Without options: a tiny Qwen3 with sharp weights, most of our packed subjects (--full: all), no download, no GPU.
+
+    Exit status 0: PASS; 1: FAIL; 2: bad request or input; 3: nothing was proven.
     """
     from verify.cli.app import STARTED
 
