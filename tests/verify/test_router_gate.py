@@ -147,8 +147,7 @@ def test_every_weight_has_the_gradient_of_the_loss_of_routers(short_case: Case) 
     results = gate(subjects, [short_case], model=every).results
     assert [result.verdict.name for result in results] == ["PASS", "PASS", "FAIL", "FAIL"], results[0].reasons
     for result in results[2:]:
-        (off,) = (j for j in result.judgements if (j.quantity, j.verdict) == ("gradients", Verdict.FAIL))
-        assert off.ratio > 100
+        assert max(j.ratio for j in result.judgements if j.quantity == "gradients") > 100
 
 
 class OwnLoss:
