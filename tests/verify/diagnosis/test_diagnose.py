@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,21 @@ def test_the_stage_is_named_without_the_fault_itself_in_the_catalogue(
     assert [a.name for a in attributions] == [fault.name for fault in few_faults]
     assert all(a.right for a in attributions), [(a.name, a.named) for a in attributions]
     assert all(a.name not in [near.fault.name for near in a.diagnosis.nearest] for a in attributions)
+
+
+def test_a_loss_that_shows_no_log_probs_is_at_no_distance_from_the_fault_that_it_has(
+    diagnostician: Diagnostician, wrong: Wrong
+) -> None:
+    """The log-probs that the runner asked for apart are right, and say nothing of the reference pass in the loss."""
+
+    class Silent(type(wrong("AdaptersOnInReference"))):  # type: ignore[misc]
+        def loss(self, model: Any, groups: Any, objective: Any) -> Any:
+            output = super().loss(model, groups, objective)
+            return SimpleNamespace(loss=output.loss, rewards=output.rewards)
+
+    nearest = diagnostician.diagnose(Silent(), []).nearest[0]
+    assert nearest.fault.name == "reference-with-adapters-on"
+    assert nearest.distance < 1e-3
 
 
 def test_a_subject_with_a_bug_of_the_catalogue_is_at_no_distance_from_it(diagnosed: Diagnosed) -> None:
