@@ -108,6 +108,5 @@ def _of_routers(prepared: PreparedCheck) -> list[str]:
         ]
     return [
         f"router loss: {coefficient:g} times the load balancing loss over all sequences of a case as one padded batch, "
-        "prompts once for each completion, no padding, the policy's pass alone; the exact checks leave it out, and "
-        "failures are not diagnosed under it"
+        "prompts once for each completion, no padding, the policy's pass alone; the exact checks leave it out"
     ]

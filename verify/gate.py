@@ -147,7 +147,12 @@ class GateOutcome:
 
 
 def run_gate(
-    request: GateRequest, progress: Progress, checks: Sequence[ExactCheck] = (), *, num_processes: int = 1
+    request: GateRequest,
+    progress: Progress,
+    checks: Sequence[ExactCheck] = (),
+    *,
+    num_processes: int = 1,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> GateOutcome:
     """Run the gate.
 
@@ -156,6 +161,7 @@ def run_gate(
         progress: Called before each observation.
         checks: The exact checks that each subject is put to after the cases.
         num_processes: Processes that the pieces are shared among; where it may be more than one, see ``verify.jobs``.
+        meanwhile: Done in this process while others work, as in :func:`verify.workers.work_through`.
 
     Returns:
         Results of every subject, case and dtype that were asked for, the same with any number of processes.
@@ -170,7 +176,9 @@ def run_gate(
     if num_processes > 1 and torch.get_num_threads() == 1:
         # Built once for all: with one thread and no backward pass torch starts nothing that a fork would leave behind.
         _holder_of_the_run(request, work, request.dtypes[0])
-    done = work_through(pieces_of(request, checks), work, begin, num_processes=num_processes, traits=traits_of)
+    done = work_through(
+        pieces_of(request, checks), work, begin, num_processes=num_processes, traits=traits_of, meanwhile=meanwhile
+    )
     return judge_pieces(request, done, work)
 
 

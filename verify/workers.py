@@ -45,6 +45,7 @@ def work_through(
     *,
     num_processes: int,
     traits: Callable[[_Piece], Traits] = lambda piece: Traits(),
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[_Result]:
     """Do every piece of work.
 
@@ -54,6 +55,8 @@ def work_through(
         begin: Called at each step, always in this process.
         num_processes: 1 for this process, else as many forked ones, of which each takes another piece when it is free.
         traits: Which one that is; the next in order, unless given.
+        meanwhile: Done in this process as soon as the others work. It is to be over before they have done a piece: one
+            that has waits until it is told the next.
 
     Returns:
         The results in the order of the pieces.
@@ -65,7 +68,7 @@ def work_through(
     if num_processes == 1:
         return [work(piece, begin) for piece in pieces]
     with _forked(pieces, work, num_processes) as workers:
-        return _collected([traits(piece) for piece in pieces], workers, begin)
+        return _collected([traits(piece) for piece in pieces], workers, begin, meanwhile)
 
 
 @dataclass(slots=True)
@@ -77,7 +80,9 @@ class _Worker:
     """Of the piece that it is at."""
 
 
-def _collected(traits: Sequence[Traits], workers: Sequence[_Worker], begin: Begin) -> list[Any]:
+def _collected(
+    traits: Sequence[Traits], workers: Sequence[_Worker], begin: Begin, meanwhile: Callable[[], object]
+) -> list[Any]:
     results: dict[int, Any] = {}
     waiting = Waiting(traits)
 
@@ -93,6 +98,7 @@ def _collected(traits: Sequence[Traits], workers: Sequence[_Worker], begin: Begi
         return number is not None
 
     busy = {worker.connection: worker for worker in workers if hand_out(worker)}
+    meanwhile()
     while busy:
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]

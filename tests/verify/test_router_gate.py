@@ -50,9 +50,10 @@ def gate(
     dtype: str = "float32",
     objective: Preference = OBJECTIVE,
     prepare_model: Callable[[Any], None] | None = None,
+    model: ModelRequest = MODEL,
 ) -> GateOutcome:
     request = GateRequest(
-        model=MODEL,
+        model=model,
         dtypes=(dtype,),
         subjects=tuple(subjects),
         cases=tuple(cases),
@@ -136,6 +137,17 @@ def test_planted_faults_fail_by_what_routers_add_and_not_by_log_probs(outcome: d
     wrong = {judgement.quantity for judgement in result.judgements if judgement.verdict is Verdict.FAIL}
     assert wrong <= {"router_probs", "router_shares", "loss", "gradients"}
     assert "gradients" in wrong
+
+
+def test_every_weight_has_the_gradient_of_the_loss_of_routers(short_case: Case) -> None:
+    """Routers, and of the embedding the rows of last tokens, which predict nothing."""
+    every = replace(MODEL, num_layers=1, train="all", reference="separate-model")
+    faults = [fault for fault in FAULTS if fault.name in ("routers-without-gradient", "routers-miss-last-tokens")]
+    subjects = [HONEST[0], HONEST[-1], *(FaultySubject(mutation=fault) for fault in faults)]
+    results = gate(subjects, [short_case], model=every).results
+    assert [result.verdict.name for result in results] == ["PASS", "PASS", "FAIL", "FAIL"], results[0].reasons
+    for result in results[2:]:
+        assert max(j.ratio for j in result.judgements if j.quantity == "gradients") > 100
 
 
 class OwnLoss:
@@ -271,8 +283,6 @@ def test_the_coefficient_is_positive_and_leaves_something_of_the_rest(coefficien
         (CheckOptions(router_loss=0.001), "model of type qwen3 has no routers"),
         (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, objective="reward-model"), "reward-model has none"),
         (CheckOptions(model="tiny-mixtral", router_loss=0.001), "model of type mixtral has no routers"),
-        (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, train="all"), "where adapters are trained"),
-        (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, shrink=True, out="x"), "no router loss"),  # type: ignore[arg-type]
         (
             CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, cases=("objective-reward-model",)),
             "every case is of a reward-model, which has none",

@@ -77,6 +77,34 @@ def test_a_worker_keeps_what_it_has_from_piece_to_piece() -> None:
     assert seen == [], "what a worker keeps is its own"
 
 
+def test_what_is_done_meanwhile_is_done_here_once_all_others_work() -> None:
+    ready = os.pipe()
+
+    def work(piece: int, begin: Begin) -> int:
+        os.write(ready[1], b".")
+        return piece
+
+    told: list[bytes] = []
+
+    def meanwhile() -> None:
+        told.extend(os.read(ready[0], 1) for _ in range(2))
+
+    assert work_through(range(3), work, lambda text: None, num_processes=2, meanwhile=meanwhile) == [0, 1, 2]
+    assert told == [b".", b"."]
+    work_through(range(3), work, lambda text: None, num_processes=1, meanwhile=pytest.fail)
+
+
+def test_an_error_meanwhile_leaves_nobody_behind() -> None:
+    def meanwhile() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        work_through(
+            [60, 60], lambda piece, begin: time.sleep(piece), lambda t: None, num_processes=2, meanwhile=meanwhile
+        )
+    assert active_children() == []
+
+
 def test_a_worker_stays_with_the_kind_of_pieces_that_it_began_with() -> None:
     pieces = ["case", "check"] * 4
     done = work_through(

@@ -194,8 +194,8 @@ def start_local_ranks(
     """Start ranks of this program on this machine, and wait until all have ended.
 
     Standard output is that of rank 0, and so is standard error but for its last word: messages of all ranks are held
-    back until it is known whose message counts. A rank that fails gives the others some time to say so; one that a
-    signal ends, or that outlives the others, ends the run.
+    back until it is known whose message counts. A rank that fails, or that a signal ends, gives the others some time to
+    say so and to write what they have; one that outlives it is ended.
 
     Args:
         arguments: Of the program, for every rank.
@@ -321,12 +321,10 @@ def _started(arguments: Sequence[str], num_ranks: int) -> Iterator[list[_LocalRa
 
 
 def _watch(ranks: Sequence[_LocalRank], timeout_s: float) -> None:
-    """Wait until all have ended, one was ended by a signal, or time is up."""
+    """Wait until all have ended, or time is up: soon where one has failed or was ended by a signal."""
     until = time.monotonic() + timeout_s
     while sum(not rank.has_ended() for rank in ranks) and time.monotonic() < until:  # each is looked at
-        if any(rank.status < 0 for rank in ranks):
-            return
-        if any(rank.status for rank in ranks):
+        if any(rank.status for rank in ranks):  # the others find that out, and write what they have
             first = min(rank.ended_at for rank in ranks if rank.status)
             until = min(until, first + ANSWER_S + _LAST_WORDS_S)
         time.sleep(_BETWEEN_LOOKS_S)
