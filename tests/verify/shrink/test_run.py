@@ -17,8 +17,10 @@ import verify
 from reports.store import read_record
 from verify.case_files import read_cases
 from verify.cases import Case
+from verify.default_cases.images import image_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
+from verify.images import ImageFormat
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, build_model
 from verify.models.shape_file import read_shape
@@ -113,6 +115,18 @@ def test_weights_of_the_objective_that_its_name_does_not_say_are_options(
         option.partition(" ")[0] for option in options
     ]
     assert all(option in script for option in options)
+
+
+def test_of_what_fails_with_images_alone_the_smallest_case_is_written_as_it_is(shrink: Shrink, tmp_path: Path) -> None:
+    llava, images = ModelRequest(name="tiny-llava"), image_cases(257, 0, ImageFormat((3, 12, 12), 257, 9))
+    of_pairs = [case for case in images if case.name in ("pair-with-image", "equal-text-other-images")]
+    (found,) = shrink(["fault:images-left-out"], [*of_pairs, CASES["one-token-responses"]], model=llava)
+    smallest = min(of_pairs, key=lambda case: case.pairwise_slots)
+    (case,) = read_cases(tmp_path / found.folder / "cases.json")
+    assert (case.name, case.groups) == (smallest.name, smallest.groups)
+    assert "--model tiny-llava" in (tmp_path / found.folder / "run.sh").read_text(encoding="utf-8")
+    assert "not shrunk: it fails on cases with images only" in found.note
+    assert facts(tmp_path, found)["failure"]["kind"] == "log-probs"
 
 
 def test_three_groups_are_kept_where_the_third_tree_sees_the_second(shrink: Shrink, tmp_path: Path, draw: Draw) -> None:
