@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from verify.gate_pieces import Piece
 
 
+_NOT_WATCHED = "rounding may turn expert choices, which are watched with --router-loss"
+
+
 class WitnessError(Exception):
     """The unpacked path itself could not be run or compared: nothing can be judged."""
 
@@ -265,7 +268,11 @@ def _run_case(
         adapters=vacuous_adapters(holder.model),
         vacuous=vacuous_expectation(expected, case.groups),
         num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
-        implausible=_with_flips(implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)), ties),
+        implausible=_with_flips(
+            implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
+            ties,
+            has_routers=bool(experts_per_token(holder.model)),
+        ),
     )
 
 
@@ -279,9 +286,13 @@ class _Expectations:
     ties: RouterTies | None
 
 
-def _with_flips(implausible: tuple[str, ...], ties: RouterTies | None) -> tuple[str, ...]:
+def _with_flips(implausible: tuple[str, ...], ties: RouterTies | None, *, has_routers: bool) -> tuple[str, ...]:
     """Reasons to doubt the witnesses, and what may explain them."""
-    if not implausible or ties is None or not ties.num_flipped:
+    if not implausible:
+        return ()
+    if ties is None:
+        return (*implausible, _NOT_WATCHED) if has_routers else implausible
+    if not ties.num_flipped:
         return implausible
     flips = f"{ties.num_flipped} of {ties.num_choices} expert choices flipped by rounding between unpacked forms"
     return (flips, *implausible)

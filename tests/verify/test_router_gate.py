@@ -34,11 +34,12 @@ from verify.subjects.oracle import observe_oracle
 from verify.subjects.packed import PackedSubject
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.subjects.selection import BUILT_IN
-from verify.tolerance import load_policy
+from verify.tolerance import PlausibleErrors, load_policy
 from verify.verdict import Verdict
 
 MODEL = ModelRequest(name="tiny-qwen3-moe", lora=LoraSpec(strength=0.3))
 OBJECTIVE = Preference(router_aux_loss_coef=0.01)
+TO_THE_LAST_BIT = PlausibleErrors(per_token_logps_rms=1e-12, gradients_rms=1e-12)
 Groups = Sequence[PreferenceGroup]
 Gate = Callable[..., GateOutcome]
 
@@ -266,6 +267,24 @@ def test_a_case_whose_unpacked_forms_flip_proves_nothing_and_says_why(short_case
     outcome = gate([*HONEST[:1], wrong], [short_case], prepare_model=partial(nearly_equal_experts, 5e-8))
     assert {result.verdict for result in outcome.results} == {Verdict.INCONCLUSIVE}
     assert all("expert choices flipped by rounding" in result.reasons[0] for result in outcome.results)
+
+
+def test_where_nobody_watches_expert_choices_it_is_said_that_they_may_have_flipped(short_case: Case) -> None:
+    policy = load_policy(None)
+    request = GateRequest(
+        model=MODEL,
+        dtypes=("float32",),
+        subjects=(PackedSubject(backend="dense-sdpa"),),
+        cases=(short_case,),
+        objective=Preference(),
+        policy=policy.model_copy(
+            update={"plausible": policy.plausible.model_copy(update={"float32": TO_THE_LAST_BIT})}
+        ),
+        variations=("eager",),
+    )
+    (result,) = run_gate(request, lambda *_: None).results
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.reasons[-1] == "rounding may turn expert choices, which are watched with --router-loss"
 
 
 # What is refused.
