@@ -174,7 +174,7 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
 
 
 @contextmanager
-def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
+def attention_implementation(model: nn.Module, backend: str) -> Iterator[LayerWindows]:
     """Let a model compute attention with a backend; on leaving, everything is as it was.
 
     A tower that sees images keeps its own: what its layers attend to is no packed row.
@@ -187,7 +187,7 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
         backend: One of ``BACKENDS``.
 
     Yields:
-        Nothing.
+        The windows of the model's layers.
 
     Raises:
         ValueError: An unknown backend, a model with layers that `windows.layer_windows` refuses, or one whose attention
@@ -199,7 +199,7 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
     seeing = getattr(outermost.config, "vision_config", None)
     configs = list({id(module.config): module.config for module in modules}.values())
     switched = [config for config in configs if config is not seeing]
-    layer_windows(outermost)
+    windows = layer_windows(outermost)
     before = [config._attn_implementation for config in configs]
     with _registered(chosen):
         try:
@@ -213,7 +213,7 @@ def attention_implementation(model: nn.Module, backend: str) -> Iterator[None]:
                         f"{type(config).__name__} keeps attention implementation {config._attn_implementation!r}: "
                         f"backend {backend!r} needs one whose attention can be switched to {chosen.implementation!r}"
                     )
-            yield
+            yield windows
         finally:
             # Parents come first: what is set on a config is set on its parts too.
             for config, implementation in zip(configs, before, strict=True):

@@ -15,7 +15,7 @@ from packed_impl.attention import (
 from packed_impl.images import image_kwargs
 from packed_impl.layout import PackedLayout
 from packed_impl.logps import DEFAULT_LOGIT_CHUNK, completion_logps
-from packed_impl.windows import layer_windows
+from packed_impl.windows import LayerWindows
 
 
 def layout_logps(
@@ -37,30 +37,29 @@ def layout_logps(
             checkpointing without an outer ``attention_implementation``, or a model that cannot be run packed.
     """
     check_gradients(model, backend)
-    with attention_implementation(model, backend):
-        logps_C = completion_logps(model, layout, packed_kwargs(model, layout, backend), logit_chunk=logit_chunk)
+    with attention_implementation(model, backend) as windows:
+        told = packed_kwargs(model, layout, backend, windows)
+        logps_C = completion_logps(model, layout, told, logit_chunk=logit_chunk)
     return list(torch.split(logps_C, list(layout.completion_lengths)))
 
 
-def packed_kwargs(model: nn.Module, layout: PackedLayout, backend: str) -> ModelKwargs:
+def packed_kwargs(model: nn.Module, layout: PackedLayout, backend: str, windows: LayerWindows) -> ModelKwargs:
     """What is added to the model call: what tells layers who attends to whom, and the features of images.
 
     Args:
         model: The model, wrapped or not.
         layout: The packed rows.
         backend: One of ``attention.BACKENDS``.
+        windows: Those of the model's layers.
 
     Returns:
         Keyword arguments.
 
     Raises:
-        ValueError: An unknown backend, a model with layers that `windows.layer_windows` refuses, or images that
-            `images.image_kwargs` refuses.
+        ValueError: An unknown backend, or images that `images.image_kwargs` refuses.
     """
     outermost = pretrained_model(model)
-    told = backend_named(backend).model_kwargs(
-        layout.forests, outermost.device, outermost.dtype, layer_windows(outermost)
-    )
+    told = backend_named(backend).model_kwargs(layout.forests, outermost.device, outermost.dtype, windows)
     return {**told, **image_kwargs(model, layout.input_ids, layout.images)}
 
 

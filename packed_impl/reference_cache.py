@@ -47,6 +47,8 @@ SLOTS_PER_PASS = 4096
 
 _FORMAT = "packparity-reference-cache-1"
 _TENSORS = ("identities", "lengths", "logps")
+_FIELDS = ("reference", "tokenizer_fingerprint")
+_BYTES = hashlib.sha256().digest_size
 
 
 def row_identity(prompt_ids: TokenIds, completion: TokenIds, mask: Mask, images: tuple[Image, ...] = ()) -> str:
@@ -180,6 +182,8 @@ class ReferenceCache:
         fields = _decoded(about)
         if set(tensors) != set(_TENSORS) or fields.pop("digest", None) != _digest(fields, tensors):
             raise ValueError(f"{path} is damaged: its content is not that of its digest; build the cache again")
+        if fault := _fault_of_file(fields, tensors):
+            raise ValueError(f"{path} is no reference cache: {fault}; build the cache again")
         identities = [bytes(identity).hex() for identity in tensors["identities"].tolist()]
         logps = tensors["logps"].split(tensors["lengths"].tolist())
         return ReferenceCache(dict(zip(identities, logps, strict=True)), **fields)
@@ -193,11 +197,28 @@ def _fault(logps: Tensor, num_tokens: int) -> str:
     return f"a cached log-prob of {bad[0].item()}" if len(bad) else ""
 
 
+def _fault_of_file(fields: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
+    """What is wrong with a file that is whole, as one that something else wrote may be; "" for nothing."""
+    if set(fields) != set(_FIELDS) or not all(isinstance(value, str) for value in fields.values()):
+        return f"its metadata has {', '.join(sorted(fields)) or 'nothing'} where strings {' and '.join(_FIELDS)} belong"
+    identities, lengths, logps = (tensors[name] for name in _TENSORS)
+    if lengths.dtype != torch.int64 or lengths.ndim != 1 or (lengths < 1).any():
+        return f"lengths are {lengths.dtype} {list(lengths.shape)}, not int64 in one dimension, each at least 1"
+    if identities.dtype != torch.uint8 or identities.shape != (len(lengths), _BYTES):
+        return f"identities are {identities.dtype} {list(identities.shape)}, not uint8 [{len(lengths)}, {_BYTES}]"
+    total = int(lengths.sum())
+    if not logps.is_floating_point() or logps.shape != (total,):
+        return f"log-probs are {logps.dtype} {list(logps.shape)}, not floating [{total}], what the lengths add up to"
+    if len(torch.unique(identities, dim=0)) != len(identities):
+        return "a completion is in it twice"
+    return ""
+
+
 def _decoded(about: str) -> dict[str, str]:
     """What the metadata says; nothing where it cannot be read."""
     try:
         fields = json.loads(about)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -207,7 +228,7 @@ def _digest(fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -110,7 +110,7 @@ def layout_rewards(model: nn.Module, layout: PackedLayout, *, backend: str) -> T
     check_gradients(model, backend)
     tap = _ScoreTap(layout, classifier.device)
     with ExitStack() as contexts:
-        contexts.enter_context(attention_implementation(model, backend))
+        windows = contexts.enter_context(attention_implementation(model, backend))
         contexts.enter_context(_several_rows(classifier.config.get_text_config()))
         contexts.callback(classifier.score.register_forward_pre_hook(tap.narrow).remove)
         contexts.callback(classifier.score.register_forward_hook(tap.keep).remove)
@@ -118,7 +118,7 @@ def layout_rewards(model: nn.Module, layout: PackedLayout, *, backend: str) -> T
             input_ids=layout.input_ids.to(classifier.device),
             position_ids=layout.position_ids.to(classifier.device),
             use_cache=False,
-            **packed_kwargs(model, layout, backend),
+            **packed_kwargs(model, layout, backend, windows),
         )
     if tap.scores_K1 is None:
         raise ValueError(f"{type(classifier).__name__} did not call its score head: rewards need it")

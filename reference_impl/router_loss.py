@@ -26,7 +26,7 @@ from torch import Tensor
 
 from reference_impl.config import DecoderConfig
 from reference_impl.decoder import decode
-from reference_impl.gradients import Gradients, added, gradients_of, leaves, named_factors
+from reference_impl.gradients import Gradients, Policy, Train, added, gradients_of, policy_of
 from reference_impl.groups import Group, UnpackedSequence, unpack
 from reference_impl.lora import Lora
 from reference_impl.parameters import Weights
@@ -40,8 +40,8 @@ class RouterLoss:
         loss: A scalar; X where each expert has the same load or the same probability.
         load_E: How many of the tokens took each expert, as a share; X in sum.
         probability_E: Mean probability of each expert; 1 in sum.
-        gradients: Gradient of the loss by factor, ``<module>.lora_A`` and ``.lora_B``, 0 for one behind the last
-            router; None if not asked for.
+        gradients: Gradient of the loss by factor, ``<module>.lora_A`` and ``.lora_B``, or by the name of the weight
+            where every one is trained; 0 for one behind the last router; None if not asked for.
     """
 
     loss: Tensor
@@ -91,6 +91,7 @@ def oracle_router_loss(
     config: DecoderConfig,
     lora: Lora,
     *,
+    train: Train = "lora",
     token_weights: Sequence[Tensor] | None = None,
     gradients: bool = True,
 ) -> RouterLoss:
@@ -101,9 +102,10 @@ def oracle_router_loss(
 
     Args:
         groups: The groups.
-        weights: Frozen weights by Hugging Face name, of any floating dtype.
+        weights: Weights by Hugging Face name, of any floating dtype.
         config: A decoder with experts.
-        lora: The adapters by module name.
+        lora: The adapters by module name; empty where every weight is trained.
+        train: What is trained.
         token_weights: How much each token of each sequence counts, prompt first: one 1-D tensor per completion, group
             by group, positives before negatives; None for all the same.
         gradients: Whether to differentiate.
@@ -118,7 +120,7 @@ def oracle_router_loss(
     sequences = unpack(groups)
     if config.experts is None or not config.experts.layers:
         raise ValueError("a decoder without experts: it has no router")
-    if gradients and not lora:
+    if gradients and train == "lora" and not lora:
         raise ValueError("gradients without LoRA factors: there is nothing to differentiate with respect to")
     weights_of = _weights_of_sequences(token_weights, sequences)
     total = _total(len(config.experts.layers), weights_of)
@@ -128,10 +130,10 @@ def oracle_router_loss(
     load_E, probability_E = (torch.stack(parts).sum(dim=0) / total for parts in zip(*sums, strict=True))
     of_batch = None
     if gradients:
-        policy, slope_E = leaves(lora, requires_grad=True), config.experts.count * load_E / total
+        policy = policy_of(weights, lora, train, requires_grad=True)
+        slope_E = config.experts.count * load_E / total
         of_sequences: Iterable[Gradients | None] = (
-            _sequence_gradients(*each, weights, config, policy, slope_E)
-            for each in zip(sequences, weights_of, strict=True)
+            _sequence_gradients(*each, config, policy, slope_E) for each in zip(sequences, weights_of, strict=True)
         )
         of_batch = reduce(added, of_sequences)
     return RouterLoss(config.experts.count * load_E @ probability_E, load_E, probability_E, of_batch)
@@ -173,15 +175,14 @@ def _sequence_sums(
 def _sequence_gradients(
     sequence: UnpackedSequence,
     weights_T: Tensor,
-    weights: Weights,
     config: DecoderConfig,
-    policy: Lora,
+    policy: Policy,
     slope_E: Tensor,
 ) -> Gradients:
     """Gradient of one sequence's part in the loss; ``slope_E`` is that of the loss in a sum of probabilities."""
     with torch.enable_grad():
-        _, probability_E = _sequence_sums(sequence, weights_T, weights, config, policy)
-        return gradients_of(slope_E @ probability_E, named_factors(policy), some_unused=True)
+        _, probability_E = _sequence_sums(sequence, weights_T, policy.weights, config, policy.lora)
+        return gradients_of(slope_E @ probability_E, policy.trained, some_unused=True)
 
 
 def _weighted_sums(router_scores: Sequence[Tensor], per_token: int, weights_T: Tensor) -> tuple[Tensor, Tensor]:

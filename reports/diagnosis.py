@@ -23,10 +23,11 @@ def diagnosis_facts(diagnosis: DiagnosisRecord) -> dict[str, str]:
     Returns:
         Name to text, in a fixed order.
     """
-    stages = [f"{s.stage} ({number(s.distance)}: {s.because})" for s in diagnosis.stages[:_NAMED]]
-    nearest = [f"{f.fault} ({f.stage}, {number(f.distance)}): {f.what}" for f in diagnosis.nearest[:_NAMED]]
+    stages = [f"{s.stage} (distance {number(s.distance)}: {s.because})" for s in diagnosis.stages[:_NAMED]]
+    nearest = [f"{f.fault} ({f.stage}, distance {number(f.distance)}): {f.what}" for f in diagnosis.nearest[:_NAMED]]
     facts = {
-        "probable stage": "; ".join(stages),
+        "probable stage": "; ".join(stages[:1]),
+        "or else": "; ".join(stages[1:]),
         "worst place": diagnosis.worst,
         "what differs": "; ".join(diagnosis.patterns),
         "resembles": " ".join(nearest),

@@ -12,6 +12,7 @@ from verify.models.configs import NAMED_CONFIGS
 from verify.models.request import has_rotary_positions, requested_config
 from verify.router_balance import experts_per_token
 from verify.subjects.oracle import unknown_to_oracle
+from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.selection import ONLY_IN_FULL
 
 _REFERENCES = {
@@ -82,9 +83,10 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
     elif not options.full and not options.subjects and not options.backends:
         notes.append(f"left out to be quick, and judged with --full: {', '.join(ONLY_IN_FULL)}")
     if not prepared.reduced and not options.full:
+        left_out = any(s in PACKED_SUBJECTS and s.name not in QUICK_SUBJECTS for s in request.subjects)
+        of_ours = f", of our own packed subjects on {' and '.join(QUICK_SUBJECTS)} alone" if left_out else ""
         notes.append(
-            "of the exact checks optimizer-steps ran on pairs alone, of our own packed subjects on "
-            f"{' and '.join(QUICK_SUBJECTS)} alone, and left out were "
+            f"of the exact checks optimizer-steps ran on pairs alone{of_ours}, and left out were "
             f"{', '.join(CHECKS_ONLY_IN_FULL)}; --full runs all of them on every kind of case"
         )
     if options.policy is not None:
@@ -106,6 +108,5 @@ def _of_routers(prepared: PreparedCheck) -> list[str]:
         ]
     return [
         f"router loss: {coefficient:g} times the load balancing loss over all sequences of a case as one padded batch, "
-        "prompts once for each completion, no padding, the policy's pass alone; the exact checks leave it out, and "
-        "failures are not diagnosed under it"
+        "prompts once for each completion, no padding, the policy's pass alone; the exact checks leave it out"
     ]

@@ -38,10 +38,6 @@ def check_routers(options: CheckOptions, config: Any, cases: Sequence[Case]) -> 
             "balancing loss the oracle knows, and nothing else would vouch for that of the unpacked path; give a "
             "Qwen3-MoE, e.g. --model tiny-qwen3-moe"
         )
-    if options.shrink:
-        raise ValueError("--shrink with --router-loss: a reproduction has no router loss")
-    if options.train != "lora":
-        raise ValueError(f"--router-loss with --train {options.train}: it is judged where adapters are trained")
     if all(case.objective_name == REWARD_MODEL for case in cases):
         raise ValueError(
             f"--router-loss {options.router_loss}: every case is of a {REWARD_MODEL}, which has none; name another case"

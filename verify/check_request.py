@@ -14,7 +14,7 @@ from verify.checks.catalogue import EXACT_CHECKS, FEW_PASSES, QUICK_CHECKS
 from verify.checks.check import ExactCheck
 from verify.frozen_policy import ReferenceName
 from verify.gate import GateRequest
-from verify.gate_work import pieces_of
+from verify.gate_pieces import pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
 from verify.models.dtypes import DTYPES

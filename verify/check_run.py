@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,13 @@ def subjects_end_nothing() -> Iterator[None]:
 
 
 def run_check(
-    prepared: PreparedCheck, progress: Progress, *, command: Sequence[str], started: float, import_s: float
+    prepared: PreparedCheck,
+    progress: Progress,
+    *,
+    command: Sequence[str],
+    started: float,
+    import_s: float,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Record:
     """Run ``packparity check``.
 
@@ -57,6 +63,7 @@ def run_check(
         command: The command line, for the record.
         started: ``time.perf_counter()`` when the program began.
         import_s: Wall time of the imports.
+        meanwhile: Done in this process while others work, where the run is shared.
 
     Returns:
         The record of the run.
@@ -70,7 +77,13 @@ def run_check(
     plantings = prepared.plantings
     try:
         with torch_threads(prepared.num_threads), nullcontext() if prepared.large else seldom_collected():
-            outcome = run_gate(prepared.gate_request, progress, prepared.checks, num_processes=prepared.num_processes)
+            outcome = run_gate(
+                prepared.gate_request,
+                progress,
+                prepared.checks,
+                num_processes=prepared.num_processes,
+                meanwhile=meanwhile,
+            )
             environment = read_environment(request.model.device)
             reproductions = _reproductions(prepared, outcome, environment, progress) if options.shrink else ()
             diagnoses = _diagnoses(prepared, outcome, reproductions, progress)
@@ -104,10 +117,8 @@ def run_check(
 def _diagnoses(
     prepared: PreparedCheck, outcome: GateOutcome, reproductions: Sequence[Reproduction], progress: Progress
 ) -> Diagnoses:
-    from verify.diagnosis.run import Diagnoses, diagnose_failures
+    from verify.diagnosis.run import diagnose_failures
 
-    if prepared.options.router_loss is not None:
-        return Diagnoses()
     folders = {(r.subject, r.dtype): r.folder for r in reproductions}
     return diagnose_failures(
         prepared.request,

@@ -6,9 +6,10 @@ The order is fixed: same keys both ways, same shapes, counts above zero, all fin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,10 @@ class Place:
         """Absolute difference; NaN where either side is NaN."""
         return abs(self.actual - self.expected)
 
+    def __reduce__(self) -> tuple[type[Place], tuple[str, float, float]]:
+        """For pickle: a run hands over tens of thousands, and the way of dataclasses takes twice as long."""
+        return Place, (self.where, self.actual, self.expected)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -79,6 +84,18 @@ class Comparison:
     peak: float
     worst: tuple[Place, ...]
     non_finite: Place | None
+
+    def __reduce__(self) -> tuple[Callable[..., Comparison], tuple[object, ...]]:
+        """As :meth:`Place.__reduce__`."""
+        return _comparison_of, _fields_of(self)
+
+
+_FIELDS = tuple(each.name for each in fields(Comparison))
+_fields_of = attrgetter(*_FIELDS)
+
+
+def _comparison_of(*values: Any) -> Comparison:
+    return Comparison(**dict(zip(_FIELDS, values, strict=True)))
 
 
 def compare_observations(

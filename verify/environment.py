@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import resource
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from reports.record_setting import Environment
 
 _PACKAGES = ("packparity", "torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "pydantic")
+_OURS = ("verify", "packed_impl", "reference_impl", "reports")
 _PROBED = 256
 """Side of a matrix for which a GPU has the kernels that it has for large ones."""
 
@@ -59,6 +62,18 @@ def float32_products(device: str) -> str:
 def tool_version() -> str:
     """Version of this program."""
     return _version("packparity")
+
+
+def sources_digest() -> str:
+    """SHA-256, in short, over names and contents of every source file of this program."""
+    digest = hashlib.sha256()
+    for package in _OURS:
+        spec = find_spec(package)
+        for folder in sorted(spec.submodule_search_locations or ()) if spec is not None else ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def peak_host_bytes() -> int:

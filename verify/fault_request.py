@@ -17,7 +17,7 @@ from verify.faults.fault import Fault, Mutation
 from verify.faults.kernels import NOISY_KERNELS, NoisyKernel
 from verify.faults.selection import asked_where_it_bites, select_mutations
 from verify.gate import GateRequest
-from verify.gate_work import Piece, pieces_of
+from verify.gate_pieces import Piece, pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec

@@ -19,7 +19,8 @@ from verify.faults.kernels import NoisyKernel
 from verify.faults.kill_matrix import Catch, Kill, kill_of, verdict_of
 from verify.garbage import seldom_collected
 from verify.gate import GateOutcome, Progress, count_steps, judge_pieces
-from verify.gate_work import GateWork, Piece, PieceDone, WitnessError
+from verify.gate_pieces import Piece
+from verify.gate_work import GateWork, PieceDone, WitnessError
 from verify.models.request import ModelRequest
 from verify.packed_proof import summarise
 from verify.recording import RunFacts, run_fields

@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+import torch
+
 from verify.cases import Case, CaseKind
 from verify.checks.check import ExactCheck, Finding
 from verify.decisions import Decisions
-from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun, pieces_of
+from verify.gate_pieces import pieces_of, traits_of
+from verify.gate_work import CaseRun, GateWork, PieceDone, SubjectRun
 from verify.judgement import Judge, Judgement, JudgingContext
+from verify.model_holder import ModelHolder
 from verify.models.request import ModelRequest, ModelUnderTest
 from verify.noise import NoiseFloor, measure_noise
 from verify.objective import RewardModel, RunObjective, objective_named
@@ -143,7 +147,12 @@ class GateOutcome:
 
 
 def run_gate(
-    request: GateRequest, progress: Progress, checks: Sequence[ExactCheck] = (), *, num_processes: int = 1
+    request: GateRequest,
+    progress: Progress,
+    checks: Sequence[ExactCheck] = (),
+    *,
+    num_processes: int = 1,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> GateOutcome:
     """Run the gate.
 
@@ -152,6 +161,7 @@ def run_gate(
         progress: Called before each observation.
         checks: The exact checks that each subject is put to after the cases.
         num_processes: Processes that the pieces are shared among; where it may be more than one, see ``verify.jobs``.
+        meanwhile: Done in this process while others work, as in :func:`verify.workers.work_through`.
 
     Returns:
         Results of every subject, case and dtype that were asked for, the same with any number of processes.
@@ -163,9 +173,13 @@ def run_gate(
     """
     work = GateWork(request, checks)
     begin = count_steps(progress, num_steps(request, checks))
-    return judge_pieces(
-        request, work_through(pieces_of(request, checks), work, begin, num_processes=num_processes), work
+    if num_processes > 1 and torch.get_num_threads() == 1:
+        # Built once for all: with one thread and no backward pass torch starts nothing that a fork would leave behind.
+        _holder_of_the_run(request, work, request.dtypes[0])
+    done = work_through(
+        pieces_of(request, checks), work, begin, num_processes=num_processes, traits=traits_of, meanwhile=meanwhile
     )
+    return judge_pieces(request, done, work)
 
 
 def num_steps(request: GateRequest, checks: Sequence[ExactCheck]) -> int:
@@ -205,12 +219,16 @@ def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork
                     notes[f"subject {subject.subject} left the model changed, which was put back: {left}"] = None
     return GateOutcome(
         results=tuple(results),
-        model=work.holder_of(request.dtypes[-1], is_reward_model=isinstance(request.objective, RewardModel)).under_test,
+        model=_holder_of_the_run(request, work, request.dtypes[-1]).under_test,
         model_with_images=_model_with_images(request, work),
         model_passes_s=sum(piece.passes_s for piece in done),
         notes=tuple(notes),
         findings=tuple(finding for piece in done for finding in piece.findings),
     )
+
+
+def _holder_of_the_run(request: GateRequest, work: GateWork, dtype: str) -> ModelHolder:
+    return work.holder_of(dtype, is_reward_model=isinstance(request.objective, RewardModel))
 
 
 def _model_with_images(request: GateRequest, work: GateWork) -> ModelUnderTest | None:

@@ -43,6 +43,10 @@ from verify.workers import Begin
 
 if TYPE_CHECKING:
     from verify.gate import GateRequest
+    from verify.gate_pieces import Piece
+
+
+_NOT_WATCHED = "rounding may turn expert choices, which are watched with --router-loss"
 
 
 class WitnessError(Exception):
@@ -90,18 +94,6 @@ class CaseRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A piece of a run that depends on no other: a case with all subjects, or the exact checks of one subject.
-
-    Exactly one of ``case`` and ``subject`` is given.
-    """
-
-    dtype: str
-    case: Case | None = None
-    subject: Subject | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PieceDone:
     """What came of a piece: differences and values, no model and no gradients, so that it can travel."""
 
@@ -109,15 +101,6 @@ class PieceDone:
     passes_s: float
     case_run: CaseRun | None = None
     findings: tuple[Finding, ...] = ()
-
-
-def pieces_of(request: GateRequest, checks: Sequence[ExactCheck] = ()) -> list[Piece]:
-    """The pieces of a run, in the order in which they are reported."""
-    pieces: list[Piece] = []
-    for dtype in request.dtypes:
-        pieces += [Piece(dtype=dtype, case=case) for case in request.cases]
-        pieces += [Piece(dtype=dtype, subject=subject) for subject in request.subjects if checks]
-    return pieces
 
 
 class GateWork:
@@ -285,7 +268,11 @@ def _run_case(
         adapters=vacuous_adapters(holder.model),
         vacuous=vacuous_expectation(expected, case.groups),
         num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
-        implausible=_with_flips(implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)), ties),
+        implausible=_with_flips(
+            implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),
+            ties,
+            has_routers=bool(experts_per_token(holder.model)),
+        ),
     )
 
 
@@ -299,9 +286,13 @@ class _Expectations:
     ties: RouterTies | None
 
 
-def _with_flips(implausible: tuple[str, ...], ties: RouterTies | None) -> tuple[str, ...]:
+def _with_flips(implausible: tuple[str, ...], ties: RouterTies | None, *, has_routers: bool) -> tuple[str, ...]:
     """Reasons to doubt the witnesses, and what may explain them."""
-    if not implausible or ties is None or not ties.num_flipped:
+    if not implausible:
+        return ()
+    if ties is None:
+        return (*implausible, _NOT_WATCHED) if has_routers else implausible
+    if not ties.num_flipped:
         return implausible
     flips = f"{ties.num_flipped} of {ties.num_choices} expert choices flipped by rounding between unpacked forms"
     return (flips, *implausible)

@@ -258,7 +258,7 @@ def preference_of(name: str, *, beta: float, label_smoothing: float, nll_weight:
         raise ValueError(f"unknown objective {name!r}: give one of {', '.join(PREFERENCE_NAMES)}")
     known: PreferenceName = name
     if known == "robust" and not label_smoothing:
-        raise ValueError("label_smoothing is 0: robust without any is sigmoid; give it some, e.g. 0.1")
+        raise ValueError("label smoothing is 0: robust without any is sigmoid; try --label-smoothing 0.1")
     return Preference(
         name=known,
         beta=beta,

@@ -34,7 +34,7 @@ class Observation:
             model; or d loss / d weight by its name in the model, where every weight is trained. None where they were
             not computed.
         looked_up: Name of the embedding where it is looked up and no more, so that rows of tokens that are not fed have
-            no gradient; "" where it is tied to the head, or unknown.
+            no gradient; "" where it is not trained, tied to the head, or unknown.
         gradients_absent_because: Reason where ``gradients`` is None.
         balance: That of the routers in the policy's pass; empty where their loss is no part of the objective, or the
             subject does not say.
@@ -43,6 +43,7 @@ class Observation:
         phases: Token slots of each phase; empty for the oracle.
         settings_put_back: Model settings that the subject left changed.
         elapsed_s: Wall time of all passes.
+        logps_apart: Whether the log-probs come from other passes than a loss of the subject's own, which showed none.
     """
 
     per_token_logps: tuple[Tensor, ...]
@@ -58,6 +59,7 @@ class Observation:
     phases: tuple[PhaseSlots, ...] = ()
     settings_put_back: tuple[str, ...] = ()
     elapsed_s: float = 0.0
+    logps_apart: bool = False
 
 
 def observe(
@@ -112,4 +114,5 @@ def observe(
         phases=passes.phases,
         settings_put_back=tuple(restored.settings),
         elapsed_s=passes.elapsed_s,
+        logps_apart=passes.logps_apart,
     )

@@ -60,6 +60,7 @@ class Passes:
         router_scores: Likewise.
         phases: Token slots of each phase.
         elapsed_s: Wall time of all passes.
+        logps_apart: Whether the log-probs come from other passes than a loss of the subject's own.
     """
 
     logps: tuple[Tensor, ...]
@@ -71,6 +72,7 @@ class Passes:
     router_scores: tuple[Tensor, ...]
     phases: tuple[PhaseSlots, ...]
     elapsed_s: float
+    logps_apart: bool
 
 
 def run_passes(
@@ -99,7 +101,7 @@ def run_passes(
     """
     start = time.perf_counter()
     phases: list[PhaseSlots] = []
-    balance = NO_BALANCE
+    balance, apart = NO_BALANCE, False
     with torch.set_grad_enabled(differentiable):
         logps: _Logps | None
         if isinstance(objective, RewardModel):
@@ -111,6 +113,7 @@ def run_passes(
         elif owns_loss(subject):
             loss, rewards, logps, balance, done = _own_loss(subject, model, groups, objective, differentiable, phases)
             gradients = trained_gradients(loss, model, done=done) if differentiable else None
+            apart = logps is None
             if logps is None:
                 logps = _policy_and_reference(subject, model, groups, objective, False, phases)
         else:
@@ -132,6 +135,7 @@ def run_passes(
         logps.router_scores,
         tuple(phases),
         elapsed_s,
+        apart,
     )
 
 

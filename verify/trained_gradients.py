@@ -46,9 +46,11 @@ def looked_up(model: Any) -> str:
         model: The model.
 
     Returns:
-        The name as in :func:`trained_gradients`; "" where the embedding is tied to the head, or unknown.
+        The name as in :func:`trained_gradients`; "" where the embedding is not trained, tied to the head, or unknown.
     """
     weight = getattr(model.get_input_embeddings(), "weight", None)
+    if weight is None or not weight.requires_grad:
+        return ""
     names = [
         f"{prefix}.{name}"
         for prefix, module in named_modules(model)

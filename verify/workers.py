@@ -15,7 +15,7 @@ import pickle
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from verify.parent_process import end_with_the_parent
+from verify.taking_turns import Traits, Waiting
 
 _Piece = TypeVar("_Piece")
 _Result = TypeVar("_Result")
@@ -38,15 +39,24 @@ class WorkerError(Exception):
 
 
 def work_through(
-    pieces: Sequence[_Piece], work: Callable[[_Piece, Begin], _Result], begin: Begin, *, num_processes: int
+    pieces: Sequence[_Piece],
+    work: Callable[[_Piece, Begin], _Result],
+    begin: Begin,
+    *,
+    num_processes: int,
+    traits: Callable[[_Piece], Traits] = lambda piece: Traits(),
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[_Result]:
     """Do every piece of work.
 
     Args:
-        pieces: The pieces, in the order in which they are taken up.
+        pieces: The pieces, in the order of the results, in which a single process takes them up.
         work: Does one; what it keeps from piece to piece is kept in each process apart. Its results must be picklable.
         begin: Called at each step, always in this process.
-        num_processes: 1 for this process, else as many forked ones, of which each takes the next piece when it is free.
+        num_processes: 1 for this process, else as many forked ones, of which each takes another piece when it is free.
+        traits: Which one that is; the next in order, unless given.
+        meanwhile: Done in this process as soon as the others work. It is to be over before they have done a piece: one
+            that has waits until it is told the next.
 
     Returns:
         The results in the order of the pieces.
@@ -58,7 +68,7 @@ def work_through(
     if num_processes == 1:
         return [work(piece, begin) for piece in pieces]
     with _forked(pieces, work, num_processes) as workers:
-        return _collected(len(pieces), workers, begin)
+        return _collected([traits(piece) for piece in pieces], workers, begin, meanwhile)
 
 
 @dataclass(slots=True)
@@ -66,12 +76,29 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     doing: str = "starting"
+    kind: Hashable = None
+    """Of the piece that it is at."""
 
 
-def _collected(num_pieces: int, workers: Sequence[_Worker], begin: Begin) -> list[Any]:
+def _collected(
+    traits: Sequence[Traits], workers: Sequence[_Worker], begin: Begin, meanwhile: Callable[[], object]
+) -> list[Any]:
     results: dict[int, Any] = {}
-    numbers = iter(range(num_pieces))
-    busy = {w.connection: w for w in workers if _hand_out(w, numbers)}
+    waiting = Waiting(traits)
+
+    def hand_out(worker: _Worker) -> bool:
+        """Give another piece to a worker, or None where there is none left; whether there was one."""
+        number = waiting.take(worker.kind, {other.kind for other in workers if other is not worker})
+        if number is not None:
+            worker.kind = traits[number].kind
+        try:
+            worker.connection.send(number)
+        except OSError as error:
+            raise WorkerError(_how_it_ended(worker)) from error
+        return number is not None
+
+    busy = {worker.connection: worker for worker in workers if hand_out(worker)}
+    meanwhile()
     while busy:
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
@@ -83,19 +110,9 @@ def _collected(num_pieces: int, workers: Sequence[_Worker], begin: Begin) -> lis
                 raise content
             else:
                 number, results[number] = content
-                if not _hand_out(worker, numbers):
+                if not hand_out(worker):
                     del busy[worker.connection]
-    return [results[number] for number in range(num_pieces)]
-
-
-def _hand_out(worker: _Worker, numbers: Iterator[int]) -> bool:
-    """Give the next piece to a worker, or None where there is none left; whether there was one."""
-    number = next(numbers, None)
-    try:
-        worker.connection.send(number)
-    except OSError as error:
-        raise WorkerError(_how_it_ended(worker)) from error
-    return number is not None
+    return [results[number] for number in range(len(traits))]
 
 
 def _received(worker: _Worker) -> tuple[str, Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
+from packed_impl import reference_cache
 from packed_impl.reference_cache import ReferenceCache, build_cache, row_identity
 from packed_impl.reference_policy import ADAPTERS_OFF, CachedLogps
 from packed_impl.step import dpo_loss
@@ -188,6 +190,33 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
         ReferenceCache.load(path)
     with pytest.raises(FileNotFoundError):
         ReferenceCache.load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "fault"),
+    [
+        ({}, {"reference": "adapters-off"}, "metadata has reference where strings reference and tokenizer_fingerprint"),
+        ({}, {"reference": "adapters-off", "tokenizer_fingerprint": 3}, "where strings"),
+        ({"lengths": torch.tensor([2, 2])}, None, r"log-probs are torch.float32 \[3\], not floating \[4\]"),
+        ({"lengths": torch.tensor([4, -1])}, None, "each at least 1"),
+        ({"lengths": torch.tensor(3)}, None, r"lengths are torch.int64 \[\], not int64 in one dimension"),
+        ({"identities": torch.zeros(2, 5, dtype=torch.uint8)}, None, r"identities are torch.uint8 \[2, 5\], not uint8"),
+        ({"identities": torch.zeros(2, 32, dtype=torch.uint8)}, None, "a completion is in it twice"),
+        ({"logps": torch.zeros(3, dtype=torch.int64)}, None, "log-probs are torch.int64"),
+    ],
+)
+def test_a_file_with_a_right_digest_is_looked_at_too(
+    tmp_path: Path, changes: dict[str, Tensor], about: dict[str, Any] | None, fault: str
+) -> None:
+    """Something else may write such files; what is wrong in one must not surface as an error of torch."""
+    identities = torch.arange(64, dtype=torch.uint8).view(2, 32)
+    tensors = {"identities": identities, "lengths": torch.tensor([2, 1]), "logps": torch.zeros(3), **changes}
+    fields = about or {"reference": "adapters-off", "tokenizer_fingerprint": ""}
+    text = json.dumps({**fields, "digest": reference_cache._digest(fields, tensors)})
+    path = tmp_path / "ref.safetensors"
+    path.write_bytes(save(tensors, metadata={reference_cache._FORMAT: text}))
+    with pytest.raises(ValueError, match=rf"{path.name} is no reference cache: .*{fault}.*; build the cache again"):
+        ReferenceCache.load(path)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_older_one(

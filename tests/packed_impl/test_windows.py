@@ -145,7 +145,7 @@ def test_layers_handed_each_others_windows_are_refused(
     tiny_model: Build, groups: list[Any], monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     swapped = LayerWindows({"full_attention": 4, "sliding_attention": None})
-    monkeypatch.setattr("packed_impl.forward.layer_windows", lambda model: swapped)
+    monkeypatch.setattr("packed_impl.attention.layer_windows", lambda model: swapped)
     model = tiny_model(**MODELS["mixed"])
     with torch.no_grad(), pytest.raises(ValueError, match="asks for sliding_window 4, its rows came with None"):
         per_token_logps(model, groups, backend=backend)

@@ -12,7 +12,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from reference_impl.attention import attention_without
 from reference_impl.decoder import decode
-from reference_impl.finite_differences import moved, random_direction, slope_from_gradients
+from reference_impl.finite_differences import moved, random_direction, random_direction_of, slope_from_gradients
 from reference_impl.gradients import leaves
 from reference_impl.groups import unpack
 from reference_impl.router_loss import load_balancing_loss, once_per_prompt, oracle_router_loss
@@ -170,6 +170,28 @@ def test_gradients_are_the_slope_of_the_loss(tiny, many) -> None:
     measured = (8 * (loss(1) - loss(-1)) - (loss(2) - loss(-2))) / (12 * 1e-3)
     assert slope_from_gradients(start.gradients, direction) == pytest.approx(measured, rel=1e-7)
     assert abs(measured) > 1e-4
+
+
+def test_gradients_of_every_weight_are_the_slope_of_the_loss(tiny, many) -> None:
+    made = tiny("qwen3_moe", adapters=False)
+    start = oracle_router_loss(many, made.weights, made.config, {}, train="all")
+    assert start.gradients.keys() == made.weights.keys()
+    assert not start.gradients["lm_head.weight"].any()
+    for space in (made.weights, {name: made.weights[name] for name in ("model.layers.0.mlp.gate.weight",)}):
+        direction = random_direction_of(space, torch.Generator().manual_seed(7))
+
+        def loss(steps: int, direction=direction) -> float:
+            weights = made.weights | {
+                name: made.weights[name] + steps * 1e-4 * move for name, move in direction.items()
+            }
+            found = oracle_router_loss(many, weights, made.config, {}, gradients=False)
+            assert torch.equal(found.load_E, start.load_E)
+            return float(found.loss)
+
+        measured = (8 * (loss(1) - loss(-1)) - (loss(2) - loss(-2))) / (12 * 1e-4)
+        of_space = {name: start.gradients[name] for name in space}
+        assert slope_from_gradients(of_space, direction) == pytest.approx(measured, rel=1e-6)
+        assert abs(measured) > 1e-4
 
 
 def test_one_sequence_at_a_time_is_one_joint_graph(tiny, many) -> None:

@@ -80,8 +80,9 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(text: str) -> None:
         "| causality | 2 PASS, 1 NOT_APPLICABLE | packed-eager (float32) |",
         "moved by 1.5e-3; also in 1 other case",
         "**INCONCLUSIVE** planted fault neighbour-predicts, float32, was not caught",
-        "| probable stage | mask (0.120: first branch exact, later ones off); positions (0.410: drifts) |",
-        "| resembles | branches-not-isolated (mask, 0.0200): rejected attends to chosen |",
+        "| probable stage | mask (distance 0.120: first branch exact, later ones off) |",
+        "| or else | positions (distance 0.410: drifts) |",
+        "| resembles | branches-not-isolated (mask, distance 0.0200): rejected attends to chosen |",
     ],
 )
 def test_everything_that_an_auditor_needs_is_there(text: str, part: str) -> None:

@@ -91,8 +91,8 @@ def test_what_nothing_caught_and_what_is_probably_wrong_are_shown(record: Record
     assert "FAIL mine:" in text
     assert ", float32, 1 exact check branch-isolation: case two-groups: group 0, rejected, token 4 moved by" in text
     assert "also in 1 other case" in text
-    assert "probable stage: mask (0.120: first branch exact, later ones off); positions (0.410: drifts)" in text
-    assert "resembles: branches-not-isolated (mask, 0.0200): rejected attends to chosen" in text
+    assert "probable stage: mask (distance 0.120: first branch exact, later ones off) or else: positions (dist" in text
+    assert "resembles: branches-not-isolated (mask, distance 0.0200): rejected attends to chosen" in text
     assert "INCONCLUSIVE 1 fault planted in this run and not caught" in text
     assert "neighbour-predicts, predictors, float32, on balanced: the slot before predicts" in text
 

@@ -7,6 +7,7 @@ could not be computed, extra keys, parameters paired by unguarded zip, NaN on bo
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import fields, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 from verify.comparison import (
     QUANTITIES,
     Comparison,
+    Place,
     StructureError,
     compare_logps,
     compare_observations,
@@ -506,3 +508,11 @@ def test_comparing_leaves_both_sides_as_they_were(observation: Observation) -> N
     before = torch.cat(observation.per_token_logps).clone()
     compare_observations(with_logp(observation, 0, 0, NAN), observation, GROUPS)
     assert torch.equal(torch.cat(observation.per_token_logps), before)
+
+
+def test_comparisons_are_handed_over_as_they_are(observation: Observation) -> None:
+    comparisons = compare_observations(replace(observation, loss=vector(NAN).reshape(())), observation, GROUPS)
+    again = pickle.loads(pickle.dumps(comparisons))
+    assert repr(again) == repr(comparisons), "NaN never equals"
+    assert {type(each) for each in again} == {Comparison}
+    assert all(type(place) is Place for each in again for place in (*each.worst, each.non_finite or each.worst[0]))

@@ -18,11 +18,12 @@ from verify.gate import GateOutcome, GateRequest, Result, run_gate
 from verify.gate_work import WitnessError
 from verify.groups import PreferenceGroup
 from verify.judgement import Judgement
-from verify.models.request import ModelRequest, ModelUnderTest
+from verify.models.request import ModelRequest, ModelUnderTest, build_model
 from verify.objective import Preference
 from verify.packed_proof import Summary, summarise
 from verify.subject import Subject
 from verify.subjects.selection import BUILT_IN
+from verify.threads import torch_threads
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
@@ -319,22 +320,46 @@ def test_an_unpacked_path_that_cannot_be_run_stops_the_run(
         gate([third_party("ByHand")], [short_case])
 
 
-def test_progress_counts_to_the_end(policy: Policy, short_case: Case, third_party: Callable[[str], Subject]) -> None:
-    steps: list[tuple[int, int, str]] = []
-    run_gate(
-        GateRequest(
-            model=ModelRequest(name="tiny", num_layers=1),
-            dtypes=("float32",),
-            subjects=(third_party("ByHand"),),
-            cases=(short_case,),
-            objective=Preference(),
-            policy=policy,
-            variations=("eager",),
-        ),
-        lambda done, total, text: steps.append((done, total, text)),
+@pytest.fixture
+def gate_request(policy: Policy, short_case: Case, third_party: Callable[[str], Subject]) -> GateRequest:
+    return GateRequest(
+        model=ModelRequest(name="tiny", num_layers=1),
+        dtypes=("float32",),
+        subjects=(third_party("ByHand"),),
+        cases=(short_case,),
+        objective=Preference(),
+        policy=policy,
+        variations=("eager",),
     )
+
+
+def test_progress_counts_to_the_end(gate_request: GateRequest) -> None:
+    steps: list[tuple[int, int, str]] = []
+    run_gate(gate_request, lambda done, total, text: steps.append((done, total, text)))
     assert [(done, total) for done, total, _ in steps] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [text.split(": ")[1] for _, _, text in steps] == ["oracle", "pairwise", "eager", "by-hand"]
+
+
+@pytest.mark.parametrize(("threads", "num_built"), [(1, 1), (2, 0)])
+def test_the_model_is_built_once_for_all_processes_where_torch_starts_no_threads_for_it(
+    threads: int, num_built: int, gate_request: GateRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[ModelRequest] = []
+    before: list[int] = []
+
+    def build(request: ModelRequest, dtype: str) -> ModelUnderTest:
+        built.append(request)
+        return build_model(request, dtype)
+
+    def in_one_process(pieces: Any, work: Any, begin: Any, **_: Any) -> Any:
+        before.append(len(built))
+        return [work(piece, begin) for piece in pieces]
+
+    monkeypatch.setattr("verify.model_holder.build_model", build)
+    monkeypatch.setattr("verify.gate.work_through", in_one_process)
+    with torch_threads(threads):
+        run_gate(gate_request, lambda *_: None, num_processes=2)
+    assert (before, len(built)) == ([num_built], 1)
 
 
 class _OwnBackward:

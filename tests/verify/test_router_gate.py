@@ -34,11 +34,12 @@ from verify.subjects.oracle import observe_oracle
 from verify.subjects.packed import PackedSubject
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.subjects.selection import BUILT_IN
-from verify.tolerance import load_policy
+from verify.tolerance import PlausibleErrors, load_policy
 from verify.verdict import Verdict
 
 MODEL = ModelRequest(name="tiny-qwen3-moe", lora=LoraSpec(strength=0.3))
 OBJECTIVE = Preference(router_aux_loss_coef=0.01)
+TO_THE_LAST_BIT = PlausibleErrors(per_token_logps_rms=1e-12, gradients_rms=1e-12)
 Groups = Sequence[PreferenceGroup]
 Gate = Callable[..., GateOutcome]
 
@@ -50,9 +51,10 @@ def gate(
     dtype: str = "float32",
     objective: Preference = OBJECTIVE,
     prepare_model: Callable[[Any], None] | None = None,
+    model: ModelRequest = MODEL,
 ) -> GateOutcome:
     request = GateRequest(
-        model=MODEL,
+        model=model,
         dtypes=(dtype,),
         subjects=tuple(subjects),
         cases=tuple(cases),
@@ -136,6 +138,17 @@ def test_planted_faults_fail_by_what_routers_add_and_not_by_log_probs(outcome: d
     wrong = {judgement.quantity for judgement in result.judgements if judgement.verdict is Verdict.FAIL}
     assert wrong <= {"router_probs", "router_shares", "loss", "gradients"}
     assert "gradients" in wrong
+
+
+def test_every_weight_has_the_gradient_of_the_loss_of_routers(short_case: Case) -> None:
+    """Routers, and of the embedding the rows of last tokens, which predict nothing."""
+    every = replace(MODEL, num_layers=1, train="all", reference="separate-model")
+    faults = [fault for fault in FAULTS if fault.name in ("routers-without-gradient", "routers-miss-last-tokens")]
+    subjects = [HONEST[0], HONEST[-1], *(FaultySubject(mutation=fault) for fault in faults)]
+    results = gate(subjects, [short_case], model=every).results
+    assert [result.verdict.name for result in results] == ["PASS", "PASS", "FAIL", "FAIL"], results[0].reasons
+    for result in results[2:]:
+        assert max(j.ratio for j in result.judgements if j.quantity == "gradients") > 100
 
 
 class OwnLoss:
@@ -256,6 +269,24 @@ def test_a_case_whose_unpacked_forms_flip_proves_nothing_and_says_why(short_case
     assert all("expert choices flipped by rounding" in result.reasons[0] for result in outcome.results)
 
 
+def test_where_nobody_watches_expert_choices_it_is_said_that_they_may_have_flipped(short_case: Case) -> None:
+    policy = load_policy(None)
+    request = GateRequest(
+        model=MODEL,
+        dtypes=("float32",),
+        subjects=(PackedSubject(backend="dense-sdpa"),),
+        cases=(short_case,),
+        objective=Preference(),
+        policy=policy.model_copy(
+            update={"plausible": policy.plausible.model_copy(update={"float32": TO_THE_LAST_BIT})}
+        ),
+        variations=("eager",),
+    )
+    (result,) = run_gate(request, lambda *_: None).results
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.reasons[-1] == "rounding may turn expert choices, which are watched with --router-loss"
+
+
 # What is refused.
 
 
@@ -271,8 +302,6 @@ def test_the_coefficient_is_positive_and_leaves_something_of_the_rest(coefficien
         (CheckOptions(router_loss=0.001), "model of type qwen3 has no routers"),
         (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, objective="reward-model"), "reward-model has none"),
         (CheckOptions(model="tiny-mixtral", router_loss=0.001), "model of type mixtral has no routers"),
-        (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, train="all"), "where adapters are trained"),
-        (CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, shrink=True, out="x"), "no router loss"),  # type: ignore[arg-type]
         (
             CheckOptions(model="tiny-qwen3-moe", router_loss=0.001, cases=("objective-reward-model",)),
             "every case is of a reward-model, which has none",

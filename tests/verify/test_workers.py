@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import verify
+from verify.taking_turns import Traits
 from verify.workers import Begin, WorkerError, work_through
 
 ROOT = Path(verify.__file__).resolve().parents[1]
@@ -74,6 +75,47 @@ def test_a_worker_keeps_what_it_has_from_piece_to_piece() -> None:
 
     assert sum(work_through(range(6), work, lambda text: None, num_processes=2)) >= 12  # 1+2+3 twice, or less evenly
     assert seen == [], "what a worker keeps is its own"
+
+
+def test_what_is_done_meanwhile_is_done_here_once_all_others_work() -> None:
+    ready = os.pipe()
+
+    def work(piece: int, begin: Begin) -> int:
+        os.write(ready[1], b".")
+        return piece
+
+    told: list[bytes] = []
+
+    def meanwhile() -> None:
+        told.extend(os.read(ready[0], 1) for _ in range(2))
+
+    assert work_through(range(3), work, lambda text: None, num_processes=2, meanwhile=meanwhile) == [0, 1, 2]
+    assert told == [b".", b"."]
+    work_through(range(3), work, lambda text: None, num_processes=1, meanwhile=pytest.fail)
+
+
+def test_an_error_meanwhile_leaves_nobody_behind() -> None:
+    def meanwhile() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        work_through(
+            [60, 60], lambda piece, begin: time.sleep(piece), lambda t: None, num_processes=2, meanwhile=meanwhile
+        )
+    assert active_children() == []
+
+
+def test_a_worker_stays_with_the_kind_of_pieces_that_it_began_with() -> None:
+    pieces = ["case", "check"] * 4
+    done = work_through(
+        pieces,
+        lambda piece, begin: (piece, os.getpid(), time.sleep(0.05)),
+        lambda text: None,
+        num_processes=2,
+        traits=lambda piece: Traits(kind=piece),
+    )
+    assert [piece for piece, *_ in done] == pieces
+    assert len({(piece, pid) for piece, pid, _ in done}) <= 3, "one may help the other at the end"
 
 
 def test_tensors_come_back_bit_for_bit_as_values_of_their_own() -> None:

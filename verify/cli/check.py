@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from verify.cli.imports import HELP_JOBS, heavy_imports
+from verify.cli.interrupts import interrupts_noted
 
 _HELP_MODEL = (
     "tiny, tiny-qwen2, -llama, -mistral, -qwen3-moe; qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b, llama-3.2-1b (published "
@@ -81,6 +82,8 @@ def check(
     """Compare packed with unpacked preference training: log-probs, losses, rewards and every gradient.
 
     Without options: a tiny Qwen3 with sharp weights, most of our packed subjects (--full: all), no download, no GPU.
+
+    Exit status 0: PASS; 1: FAIL; 2: bad request or input; 3: nothing was proven.
     """
     from verify.cli.app import STARTED
 
@@ -162,7 +165,12 @@ def check(
         try:
             with show_progress(quiet) as progress:
                 record = run_check(
-                    prepared, progress, command=["packparity", *sys.argv[1:]], started=STARTED, import_s=import_s
+                    prepared,
+                    progress,
+                    command=["packparity", *sys.argv[1:]],
+                    started=STARTED,
+                    import_s=import_s,
+                    meanwhile=lambda: _import_for_the_end(written=out is not None),
                 )
         except BaseException:
             if out is not None:
@@ -181,3 +189,10 @@ def check(
         for path in written:
             console.print(str(path), highlight=False, soft_wrap=True)
     raise typer.Exit(exit_status(Verdict(record.verdict)))
+
+
+def _import_for_the_end(*, written: bool) -> None:
+    """Import what a run ends with: a second for pictures, which nobody waits for while other processes work."""
+    with interrupts_noted():
+        if written:
+            import reports.html  # noqa: F401

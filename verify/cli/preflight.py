@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -87,7 +88,7 @@ def preflight(
         from reports.preflight_record import PreflightRecord
         from reports.preflight_store import PREFLIGHT_FILES, preflight_json, write_preflight
         from reports.preflight_terminal import print_preflight
-        from reports.store import discard_results
+        from reports.store import OutputError, discard_results
         from verify.cli.progress import show_progress
         from verify.cli.results import written_and_shown
         from verify.preflight.options import PreflightOptions
@@ -132,7 +133,8 @@ def preflight(
                 console.print(str(path), highlight=False, soft_wrap=True)
 
     if placed.rank == 0 and out is not None:
-        discard_results(out, PREFLIGHT_FILES)  # an interrupted run must not leave the results of another behind
+        with suppress(OutputError):  # which is said once the ranks have met, so that all of them end with it
+            discard_results(out, PREFLIGHT_FILES)  # an interrupted run must not leave the results of another behind
     draft = Draft(options, placed, command=["packparity", *sys.argv[1:]], started=STARTED)
     with show_progress(quiet or placed.rank != 0) as progress:
         record = run_preflight(draft, progress, finish, say=lambda line: None if quiet else _say(line))

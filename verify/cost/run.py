@@ -37,6 +37,7 @@ from verify.models.request import build_model
 from verify.packing_plan.costs import FlopPrices
 from verify.packing_plan.decoder_sizes import read_decoder_sizes
 from verify.recording import model_record
+from verify.sharded.agreement import check_agreement, check_same_start, check_same_weights
 from verify.subjects.sharded import shard
 from verify.threads import torch_threads
 
@@ -83,6 +84,8 @@ def run_cost(prepared: PreparedCost, place: RunPlace) -> CostRecord:
 
 
 def _run(prepared: PreparedCost, place: RunPlace) -> CostRecord:
+    if place.ranks.num_ranks > 1:
+        check_same_start(place.command[1:], prepared.device)
     environment = read_environment(prepared.device)
     machine = _machine(prepared, environment)
     load_before = load()
@@ -91,6 +94,7 @@ def _run(prepared: PreparedCost, place: RunPlace) -> CostRecord:
     model = model_record(prepared.model, built)
     cited = _cited(prepared, environment, model)
     if place.ranks.num_ranks > 1:
+        _check_same_input(prepared, built.model)
         shard(built.model)
     bench = _bench(prepared, place, built.model, environment, machine)
     before = _done_before(prepared, bench)
@@ -230,6 +234,13 @@ def _done_before(prepared: PreparedCost, bench: Bench) -> dict[int, Done]:
         for number in range(len(prepared.plans)):
             bench.states.forget(number)  # of a run whose journal is gone
     return done
+
+
+def _check_same_input(prepared: PreparedCost, model: Any) -> None:
+    """Refuse ranks with another data file or other weights, as ranks on other machines may have. A collective."""
+    if prepared.data is not None:
+        check_agreement("data", {prepared.data.file: f"SHA-256 {prepared.data.sha256[:16]}"})
+    check_same_weights(model, prepared.dtype)
 
 
 def _path_record(path: Any, prepared: PreparedCost, cited: dict[str, CitedParityRecord]) -> CostPathRecord:

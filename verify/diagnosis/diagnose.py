@@ -36,6 +36,8 @@ from verify.objective import ObjectiveName, RewardModel, Sft
 from verify.observation import Observation
 from verify.subject import Subject, SubjectError, kinds_taken, support_for
 
+SAME_VALUES = "no value differs"
+"""How a note begins that says on which case a subject did not fail again."""
 _NEAREST_SHOWN = 5
 
 
@@ -138,7 +140,7 @@ class Diagnostician:
                 continue
             if found is not None:
                 return replace(found, notes=(*notes, *found.notes))
-            notes.append(f"no value differs on case {case.name}")
+            notes.append(f"{SAME_VALUES} on case {case.name}")
         return Diagnosis(notes=tuple(notes))
 
     def _on_case(

@@ -13,10 +13,10 @@ from verify.checks.cases import check_cases
 from verify.checks.check import Finding
 from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.cases import case_in_words
-from verify.diagnosis.diagnose import Diagnosis, Diagnostician
+from verify.diagnosis.diagnose import SAME_VALUES, Diagnosis, Diagnostician
 from verify.diagnosis.patterns.over_cases import case_patterns
 from verify.diagnosis.stages.exact_checks import describe_finding, exact_check_suspects
-from verify.diagnosis.stages.suspect import rank
+from verify.diagnosis.stages.suspect import INFERRED, MEASURED, Suspect, rank
 from verify.diagnosis.study import Workbench
 from verify.faults.catalogue import ALL_FAULTS
 from verify.faults.fault import Fault
@@ -24,7 +24,7 @@ from verify.frozen_policy import ReferenceName
 from verify.gate import GateRequest, Progress, Result
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, vocabulary_size
-from verify.objective import COMPARING_NAMES, REWARD_MODEL, preference_beside
+from verify.objective import COMPARING_NAMES, REWARD_MODEL, preference_beside, without_router_loss
 from verify.precision import DTYPE_NAMES
 from verify.subject import Subject, said_by
 from verify.subjects.pairwise import VARIATIONS
@@ -86,12 +86,17 @@ def diagnose_failures(
     if not failures:
         return Diagnoses()
     failures.sort(key=lambda failure: not failure.failing)  # what fails by exact checks alone needs least to be said
+    with_routers = request.objective.router_aux_loss_coef > 0
+    if with_routers:  # of which gradients and losses are not made of log-probs alone
+        request = replace(request, objective=without_router_loss(request.objective))
     own_model = not large and vocabulary_size(request.model) <= _LARGEST_VOCABULARY
     benches: dict[_BenchKey, Diagnostician] = {}
     records = []
     for number, failure in enumerate(failures[:AT_MOST]):
         progress(number, min(len(failures), AT_MOST), f"diagnosis of {failure.subject.name}")
         found, dtype = _diagnose(failure, request, own_model, benches, faults)
+        if with_routers and failure.failing:
+            found = _beside_routers(found, failure)
         reproduction = reproductions.get((failure.subject.name, failure.dtype), "")
         records.append(_record(failure, found, dtype, request, own_model, reproduction))
     left_out = ", ".join(failure.subject.name for failure in failures[AT_MOST:])
@@ -150,6 +155,20 @@ def _diagnose(
                 return found, dtype
     suspects = rank(exact_check_suspects(failure.findings, parity_holds=False), [])
     return replace(found, suspects=suspects), failure.dtype
+
+
+def _beside_routers(found: Diagnosis, failure: _Failure) -> Diagnosis:
+    """What is said of a subject that was run again without the loss of routers: if nothing is wrong then, that is."""
+    if found.case:
+        return replace(found, notes=(*found.notes, "run again without the loss of routers, where it fails too"))
+    off = {j.quantity for result in failure.failing for j in result.judgements if j.verdict is Verdict.FAIL}
+    if off & {"router_shares", "router_probs"}:
+        suspect = Suspect("routers", MEASURED, "the balance of the routers is another one")
+    elif any(note.startswith(SAME_VALUES) for note in found.notes):
+        suspect = Suspect("routers", INFERRED, "without the loss of the routers no value differs")
+    else:  # it did not run
+        return found
+    return replace(found, suspects=(suspect, *found.suspects))
 
 
 def _on_ground(

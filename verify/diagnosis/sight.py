@@ -122,6 +122,7 @@ class Sight:
         never_fed: Tokens of the case that passed no embedding, but for those that no supervised token stands behind.
         num_positions: Tokens whose position was looked at; 0 where the model was not seen to get positions.
         positions_fit_sight: Every misplaced token stands behind as many tokens as it sees: one wrong path, not two.
+        out_of_window: Every foreign key stands on its query's path, where the unpacked path does not see it.
     """
 
     num_queries: int
@@ -131,10 +132,25 @@ class Sight:
     never_fed: tuple[int, ...]
     num_positions: int
     positions_fit_sight: bool
+    out_of_window: bool = False
+
+
+def keys_seen(calls: Sequence[ForwardCall], seen_by_call: Mapping[int, Tensor], tokens: Tokens) -> dict[int, set[int]]:
+    """Which tracked tokens a query sees, in any of its copies; all by id. Arguments are those of :func:`look`."""
+    keys: dict[int, set[int]] = {}
+    for row in _rows(calls, seen_by_call, tokens):
+        for slot, query in row.ids.items() if row.seen is not None else ():
+            seen = set(row.seen[slot].nonzero()[:, 0].tolist()) if row.seen is not None else set()
+            keys.setdefault(query, set()).update(row.ids[key] for key in seen & row.ids.keys())
+    return keys
 
 
 def look(
-    calls: Sequence[ForwardCall], seen_by_call: Mapping[int, Tensor], tokens: Tokens, groups: Sequence[PreferenceGroup]
+    calls: Sequence[ForwardCall],
+    seen_by_call: Mapping[int, Tensor],
+    tokens: Tokens,
+    groups: Sequence[PreferenceGroup],
+    seen_unpacked: Mapping[int, set[int]],
 ) -> Sight:
     """Compare what was seen with what should be.
 
@@ -144,6 +160,8 @@ def look(
             looked at for visibility.
         tokens: Tracked tokens by id.
         groups: The groups of the case.
+        seen_unpacked: What a query sees of its path on the unpacked path, which is less than all of it under a sliding
+            window; a query that is not in it sees all.
 
     Returns:
         The sight.
@@ -155,7 +173,7 @@ def look(
     misplaced: dict[int, float] = {}
     fits = True
     for row in rows:
-        for query, wrong, missing in row.wrong_keys(tokens, case_ids, groups):
+        for query, wrong, missing in row.wrong_keys(tokens, case_ids, groups, seen_unpacked):
             foreign.setdefault(query, set()).update(wrong)
             hidden.setdefault(query, set()).update(missing)
         for token, off, as_seen in row.wrong_positions(tokens, groups):
@@ -171,6 +189,11 @@ def look(
         never_fed=tuple(token for token in tokens if token in needed - fed),
         num_positions=sum(len(row.ids) for row in rows if row.positions is not None),
         positions_fit_sight=fits and bool(misplaced),
+        out_of_window=any(foreign.values())
+        and all(
+            keys <= set(path_ids(tokens[query], groups)) - seen_unpacked.get(query, keys)
+            for query, keys in foreign.items()
+        ),
     )
 
 
@@ -184,7 +207,11 @@ class _Row:
     positions: Tensor | None
 
     def wrong_keys(
-        self, tokens: Tokens, case_ids: set[int], groups: Sequence[PreferenceGroup]
+        self,
+        tokens: Tokens,
+        case_ids: set[int],
+        groups: Sequence[PreferenceGroup],
+        seen_unpacked: Mapping[int, set[int]],
     ) -> Iterator[tuple[int, set[int], set[int]]]:
         """Queries with the keys they see and should not, and those they should see and do not."""
         if self.seen is None:
@@ -197,7 +224,8 @@ class _Row:
                     keys[self.ids[key]] += 1
                 elif self.all_ids[key] not in case_ids:
                     keys[NOT_OF_THE_CASE] += 1
-            may = here.intersection(path_ids(tokens[query], groups))
+            path = path_ids(tokens[query], groups)
+            may = here.intersection(path, seen_unpacked.get(query, path))
             # A prompt that stands in the row once for each of two groups must not be seen twice.
             yield query, {key for key, count in keys.items() if key not in may or count > 1}, may - keys.keys()
 

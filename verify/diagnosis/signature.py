@@ -2,7 +2,8 @@
 
 A signature is everything in which a computation differs from the unpacked one on a case; what lies within its budget
 counts as zero. The distance has five parts: policy log-probs, reference log-probs, rewards, loss, gradients. A part
-in which neither side differs is left out; the others are averaged.
+in which neither side differs is left out; the others are averaged. Log-probs that are right, of a subject whose own
+loss shows none, are left out too: they come from other passes, and do not say what the loss was made of.
 
     distance of values x, y   ||x - y|| / (||x|| + ||y||)          0 the same, 1 one of them zero or both opposite
     log-probs                 mean of that and of the Jaccard distance of the sets of differing tokens
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +41,7 @@ class Signature:
         loss: [1].
         gradients: All trained tensors, flat; zeros where no tensor differs, and where not finite.
         tensors: Norm ratio and cosine of each trained tensor, [tensors, 2].
+        logps_apart: Whether the log-probs come from other passes than the loss.
     """
 
     logps: Tensor
@@ -49,6 +52,7 @@ class Signature:
     loss: Tensor
     gradients: Tensor
     tensors: Tensor
+    logps_apart: bool = False
 
     @property
     def tells_nothing(self) -> bool:
@@ -91,6 +95,7 @@ def signature_of(differences: Differences, actual: Observation, expected: Observ
         loss=_finite(zero + differences.loss) * float("loss" in differences.beyond),
         gradients=gradients,
         tensors=tensors,
+        logps_apart=actual.logps_apart,
     )
 
 
@@ -105,8 +110,8 @@ def distance(one: Signature, other: Signature) -> float:
         In [0, 1]: 0 where they are the same, 1 where they have nothing in common.
     """
     parts = [
-        _mean_known(_values(one.logps, other.logps), _sets(one.logps_beyond, other.logps_beyond)),
-        _mean_known(_values(one.ref_logps, other.ref_logps), _sets(one.ref_logps_beyond, other.ref_logps_beyond)),
+        _logps(one, other, "logps"),
+        _logps(one, other, "ref_logps"),
         _values(one.rewards, other.rewards),
         _values(one.loss, other.loss),
         _mean_known(_values(one.gradients, other.gradients), _shapes(one.tensors, other.tensors)),
@@ -134,6 +139,13 @@ def _features(gradient: GradientDifference) -> tuple[float, float]:
         return 0.5, 1.0
     ratio = gradient.norm_ratio if math.isfinite(gradient.norm_ratio) else 0.0
     return ratio / (1 + ratio), gradient.cosine if math.isfinite(gradient.cosine) else 0.0
+
+
+def _logps(one: Signature, other: Signature, name: Literal["logps", "ref_logps"]) -> float | None:
+    beyond = [getattr(side, f"{name}_beyond") for side in (one, other)]
+    if any(side.logps_apart and not bool(differs.any()) for side, differs in zip((one, other), beyond, strict=True)):
+        return None
+    return _mean_known(_values(getattr(one, name), getattr(other, name)), _sets(*beyond))
 
 
 def _values(one: Tensor, other: Tensor) -> float | None:

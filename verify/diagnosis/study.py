@@ -17,7 +17,7 @@ from verify.diagnosis.differences import Differences, measure_differences
 from verify.diagnosis.examples import Example, read_examples
 from verify.diagnosis.flow import Decoder, ForwardCall, find_decoder, policy_pass, record_flow
 from verify.diagnosis.layers import Yardstick
-from verify.diagnosis.sight import Probe, Sight, look, probing
+from verify.diagnosis.sight import Probe, Sight, keys_seen, look, probing
 from verify.diagnosis.signature import Signature, signature_of
 from verify.diagnosis.tokens import on_all_tokens, tracked_tokens
 from verify.faults.catalogue import ALL_FAULTS
@@ -135,6 +135,7 @@ class CaseStudy:
     _bases: dict[bool, Basis] = field(default_factory=dict)
     _logits: dict[int, Tensor] | None = None
     _examples: tuple[Example, ...] | None = None
+    _seen_unpacked: dict[int, set[int]] | None = None
 
     @staticmethod
     def of(bench: Workbench, case: Case) -> CaseStudy:
@@ -281,6 +282,16 @@ class CaseStudy:
             SubjectError: The subject raised.
             WeightsChangedError: It changed the model.
         """
+        seen = self._seen_by(subject)
+        if seen is None:
+            return None
+        if self._seen_unpacked is None:
+            unpacked = self._seen_by(WITNESS)
+            self._seen_unpacked = keys_seen(*unpacked, self.tokens) if unpacked is not None else {}
+        return look(*seen, self.tokens, self.case.groups, self._seen_unpacked)
+
+    def _seen_by(self, subject: Subject) -> tuple[list[ForwardCall], dict[int, Tensor]] | None:
+        """Passes of a subject, and by their numbers which slot sees which; None where the modules are not known."""
         decoder, model = self.bench.decoder, self.bench.model
         if decoder is None:
             return None
@@ -294,11 +305,10 @@ class CaseStudy:
                 parts = [{}]  # fed otherwise than before: what was seen does not belong together
                 break
             parts.append(seen)
-        whole = {
+        return calls, {
             number: torch.cat([part[number] for part in parts], dim=-1)[..., : calls[number].input_ids.shape[1]]
             for number in set(parts[0]).intersection(*parts)
         }
-        return look(calls, whole, self.tokens, self.case.groups)
 
     def _pass(
         self, subject: Subject, decoder: Decoder, probe: Probe | None, first_key: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import socket
@@ -11,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from verify.environment import sources_digest
+
 _PACKAGES = (
     "packparity", "torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "pydantic", "triton",
 )  # fmt: skip
-_OURS = ("verify", "packed_impl", "reference_impl", "reports")
 _SETTINGS = ("NCCL_", "TORCH_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "TRITON_", "PYTORCH_", "GLOO_", "OMP_NUM_THREADS")
 _OF_THE_MACHINE = frozenset({
     "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "TRITON_CACHE_DIR",
@@ -138,18 +137,6 @@ def read_versions() -> dict[str, str]:
     versions["torch build"] = torch.__version__
     versions["packparity sources"] = sources_digest()
     return versions
-
-
-def sources_digest() -> str:
-    """SHA-256, in short, over names and contents of every source file of this program."""
-    digest = hashlib.sha256()
-    for package in _OURS:
-        spec = find_spec(package)
-        for folder in sorted(spec.submodule_search_locations or ()) if spec is not None else ():
-            for path in sorted(Path(folder).rglob("*.py")):
-                digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode())
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, str]:

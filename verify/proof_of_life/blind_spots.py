@@ -14,6 +14,7 @@ from verify.faults.conditions import Condition
 from verify.faults.fault import Fault
 from verify.gate import GateRequest, Result
 from verify.objective import RewardModel
+from verify.precision import rounds_in
 from verify.proof_of_life.kinds import concerning, kinds_of
 from verify.verdict import Verdict
 
@@ -261,7 +262,7 @@ def _of_precision(
     """Faults that rounding hides, by their own description or as this run has shown."""
     for dtype in dtypes:
         shown = [fault for of_dtype, fault in within_rounding if of_dtype == dtype]
-        by_nature = [fault.name for fault in faults if dtype not in fault.dtypes]
+        by_nature = [fault.name for fault in faults if rounds_in(dtype) not in fault.dtypes]
         if shown or by_nature:
             yield BlindSpotRecord(
                 what=f"faults smaller than the rounding of {dtype}",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.environment import read_environment
+from verify.environment import read_environment, sources_digest
 from verify.model_state import weights_hash
 from verify.module_walk import named_modules
 from verify.sharded.observe import all_gathered
@@ -41,7 +41,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def check_same_start(arguments: Sequence[str], device: str) -> None:
-    """Refuse ranks with other arguments, versions, or files of users' own code. A collective.
+    """Refuse ranks with other arguments, versions, sources of this program, or files of users' own code. A collective.
 
     Args:
         arguments: Of the command line.
@@ -58,6 +58,7 @@ def check_same_start(arguments: Sequence[str], device: str) -> None:
         {
             "python": environment.python,
             **environment.packages,
+            "packparity sources": sources_digest(),  # a version says nothing about edits
             **{file: _sha256(Path(file)) for file in files},
         },
     )

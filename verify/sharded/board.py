@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from verify.sharded import whereabouts
+from verify.sharded.patience import within
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-_T = TypeVar("_T")
 
 ANSWER_S = 10.0
 """How long a rank whose collective broke waits for the others to say what became of them."""
@@ -134,7 +132,7 @@ class Board:
         if self._world_size == 1:
             return
         try:
-            own, answers, dead, places = _within(2 * ANSWER_S, lambda: self._tell(error))
+            own, answers, dead, places = within(2 * ANSWER_S, lambda: self._tell(error))
         except TimeoutError as silent:  # to a process that was stopped a connection stays open, and waits without end
             raise RankLostError(
                 f"rank 0 of {self._world_size}, or torchrun beside it, keeps the store of the group, which gave no "
@@ -222,24 +220,6 @@ class Board:
             if not own.is_cause and (dead or any(answer.is_cause for answer in answers.values())):
                 return answers, dead
             time.sleep(_BETWEEN_LOOKS_S)
-
-
-def _within(seconds: float, ask: Callable[[], _T]) -> _T:
-    """What a question to the store gives; it is left behind in its thread where there is no answer.
-
-    Raises:
-        TimeoutError: No answer in time.
-    """
-    answer: Future[_T] = Future()
-
-    def wait() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=wait, daemon=True).start()
-    return answer.result(seconds)
 
 
 def _kind(error: Exception) -> str:

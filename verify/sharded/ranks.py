@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from verify.sharded.board import ANSWER_S, Board, RankLostError, one_line
+from verify.sharded.patience import within
 
 if TYPE_CHECKING:  # torch takes seconds to load, and whoever only starts ranks does without
     from torch._C._distributed_c10d import Store
@@ -158,14 +159,22 @@ def _store(place: RankPlace, timeout_s: float) -> Store:
     from torch.distributed.rendezvous import rendezvous
 
     where = f"{os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}"
+    timeout = timedelta(seconds=timeout_s)
     try:
         store: Store
-        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timedelta(seconds=timeout_s)))
+        store, _, _ = within(
+            timeout_s + _LAST_WORDS_S, lambda: next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+        )
+    except TimeoutError as silent:
+        raise RankLostError(
+            f"rank {place.rank}: whoever listens at {where} gave no answer within {timeout_s:g} s: another program has "
+            "the port (give another MASTER_PORT), or rank 0 was stopped"
+        ) from silent
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             raise ValueError(
-                f"rank {place.rank}: the port of {where} is in use: give another MASTER_PORT "
-                "(torchrun --master-port), or torchrun --standalone, which finds one"
+                f"rank {place.rank}: MASTER_PORT {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']} is in use: "
+                "give another (torchrun --master-port), or torchrun --standalone, which finds one"
             ) from error
         keeper = "" if place.rank == 0 else ", which rank 0 keeps unless torchrun does; it never came, or was stopped"
         raise RankLostError(
@@ -185,8 +194,8 @@ def start_local_ranks(
     """Start ranks of this program on this machine, and wait until all have ended.
 
     Standard output is that of rank 0, and so is standard error but for its last word: messages of all ranks are held
-    back until it is known whose message counts. A rank that fails gives the others some time to say so; one that a
-    signal ends, or that outlives the others, ends the run.
+    back until it is known whose message counts. A rank that fails, or that a signal ends, gives the others some time to
+    say so and to write what they have; one that outlives it is ended.
 
     Args:
         arguments: Of the program, for every rank.
@@ -312,12 +321,10 @@ def _started(arguments: Sequence[str], num_ranks: int) -> Iterator[list[_LocalRa
 
 
 def _watch(ranks: Sequence[_LocalRank], timeout_s: float) -> None:
-    """Wait until all have ended, one was ended by a signal, or time is up."""
+    """Wait until all have ended, or time is up: soon where one has failed or was ended by a signal."""
     until = time.monotonic() + timeout_s
     while sum(not rank.has_ended() for rank in ranks) and time.monotonic() < until:  # each is looked at
-        if any(rank.status < 0 for rank in ranks):
-            return
-        if any(rank.status for rank in ranks):
+        if any(rank.status for rank in ranks):  # the others find that out, and write what they have
             first = min(rank.ended_at for rank in ranks if rank.status)
             until = min(until, first + ANSWER_S + _LAST_WORDS_S)
         time.sleep(_BETWEEN_LOOKS_S)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from verify.environment import tool_version
 from verify.gate import GateRequest
 from verify.models.request import ModelRequest
 from verify.models.shape_file import Shape, shape_text
-from verify.objective import objective_named, preference_beside
+from verify.objective import Preference, objective_named, preference_beside, published_nll_weight
 from verify.shrink.candidate import Candidate
 from verify.shrink.failure import Failure
 from verify.shrink.subject_file import subject_file, with_what_it_imports
@@ -127,10 +127,20 @@ def command(shrunk: Shrunk, setting: Setting) -> list[tuple[str, str]]:
         ("--seed", str(model.seed)),
         ("--device", model.device),
         ("--threads", str(setting.threads)),
+        *_of_objective(preference),
     ]
     if setting.policy_file is not None:
         options.append(("--policy", _here(_POLICY)))
     return options
+
+
+def _of_objective(preference: Preference) -> Iterator[tuple[str, str]]:
+    """What a case does not say by its objective's name: the likelihood's weight where it is not the published one."""
+    if preference.nll_weight != published_nll_weight(preference.name):
+        yield "--objective", preference.name
+        yield "--nll-weight", repr(preference.nll_weight)
+    if preference.router_aux_loss_coef:
+        yield "--router-loss", repr(preference.router_aux_loss_coef)
 
 
 def _subject(named: str) -> str:

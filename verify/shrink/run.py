@@ -158,12 +158,12 @@ class _Task:
         faint = {r.case: failure for r in self.results if (failure := failure_of(r, at_least=1.0)) is not None}
         failures = clear or faint
         cases = sorted(
-            (case for case in self.setting.request.cases if case.name in failures and not case.has_images),
-            # A pair says most to whoever reads it.
-            key=lambda case: (CASE_KINDS.index(case.kind), case.pairwise_slots, case.name),
+            (case for case in self.setting.request.cases if case.name in failures),
+            # What can be made smaller, then pairs: they say most to whoever reads them.
+            key=lambda case: (case.has_images, CASE_KINDS.index(case.kind), case.pairwise_slots, case.name),
         )
-        if not cases:
-            raise NotShrunkError("not shrunk: it fails on cases with images only, whose prompts cannot be made smaller")
+        if cases[0].has_images:
+            return self._with_images(cases[0], failures[cases[0].name])
         if not clear:
             return self._as_it_is(cases[0], faint, f"not shrunk: less than {CLEARLY:g} budgets may be rounding")
         for number, case in enumerate(cases[:_STARTS]):
@@ -225,6 +225,19 @@ class _Task:
         if again is None or (again.kind, again.place, again.reason) != (found.kind, found.place, found.reason):
             notes.append("made anew, the subject fails differently: it depends on what it was called with before")
         return self._shrunk(case, search.best, found, notes)
+
+    def _with_images(self, case: Case, failure: Failure) -> Shrunk:
+        """A case of which no token can be taken without another image: as it is, if it fails alone.
+
+        Raises:
+            NotShrunkError: It does not.
+        """
+        candidate = Candidate(case, self.setting.request.model_of(case))
+        found = Trials(self.setting.request, self.subject, self.dtype).failure(candidate, at_least=1.0)
+        if found is None or found.kind != failure.kind:
+            raise NotShrunkError(f"not shrunk: alone, case {case.name} does not fail as it did in the run")
+        notes = ["not shrunk: it fails on cases with images only, which are left as they are"]
+        return replace(self._shrunk(case, candidate, found, notes), before=candidate)
 
     def _as_it_is(self, case: Case, failures: Mapping[str, Failure], note: str) -> Shrunk:
         own = Candidate(case, self.setting.request.model)

@@ -63,7 +63,7 @@ def observe_oracle(model: Any, groups: Sequence[PreferenceGroup], objective: Obj
     )
     loss, gradients, balance = step.loss, dict(step.gradients or {}), NO_BALANCE
     if coefficient := objective.router_aux_loss_coef:
-        routers = oracle_router_loss(groups, weights, config, lora)
+        routers = oracle_router_loss(groups, weights, config, lora, train=_train(lora))
         loss = loss + coefficient * routers.loss
         for name, gradient in (routers.gradients or {}).items():
             gradients[name] = gradients[name] + coefficient * gradient

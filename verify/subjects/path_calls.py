@@ -111,7 +111,7 @@ def has_windows(model: nn.Module) -> bool:
     return any(window is not None for window in layer_windows(pretrained_model(model)).by_type.values())
 
 
-def attention_of(model: Any, path: str) -> AbstractContextManager[None]:
+def attention_of(model: Any, path: str) -> AbstractContextManager[object]:
     """The context in which a model computes attention as a path does."""
     return attention_implementation(model, _BACKENDS[path])
 

@@ -20,6 +20,7 @@ from verify.cost.journal import JOURNAL_FILE
 from verify.cost.kept_states import STATES_FOLDER
 from verify.cost.measure import MeasurementError, order_of
 from verify.cost.paths import PATHS
+from verify.cost.ranks import DistributedRanks
 from verify.cost.training import NotFiniteError
 
 Run = Callable[..., CostRecord]
@@ -114,6 +115,23 @@ def test_a_clock_that_steps_back_ends_the_run(run: Run) -> None:
     back = itertools.count(10**9, -1)
     with pytest.raises(ClockError):
         run({"clock": Clock(wall_ns=lambda: next(back))})
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("the command line", "arguments"), ("packparity sources", "versions"), ("norm.weight", "weights")],
+)
+def test_ranks_that_were_started_differently_are_refused_before_anything_is_measured(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, what: str
+) -> None:
+    """They would wait for one another in collectives, or measure two things as one."""
+
+    def gathered(own: dict[str, str]) -> list[dict[str, str]]:
+        return [own, {key: "another" if key.endswith(name) else value for key, value in own.items()}]
+
+    monkeypatch.setattr("verify.sharded.agreement.all_gathered", gathered)
+    with pytest.raises(ValueError, match=rf"ranks disagree on .*{what}: .*{name} is rank 0: .*; rank 1: another"):
+        run({"ranks": DistributedRanks(0, 2)})
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(run: Run) -> None:

@@ -22,7 +22,14 @@ from verify.tolerance import Policy
 
 _WRONG = Path(__file__).with_name("wrong_subjects.py")
 _WRONG_TREES = Path(__file__).with_name("wrong_tree_trainers.py")
-_FEW = ("causal-mask-only", "positions-run-on", "neighbour-predicts", "mean-instead-of-sum", "beta-missing")
+_FEW = (
+    "causal-mask-only",
+    "positions-run-on",
+    "neighbour-predicts",
+    "mean-instead-of-sum",
+    "reference-with-adapters-on",
+    "beta-missing",
+)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.cases import CASE_NAME
 from verify.diagnosis.diagnose import Diagnosis, Diagnostician
 from verify.diagnosis.measurement import leave_one_out
+from verify.diagnosis.study import Workbench
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Fault
 from verify.subject import Subject, Support
@@ -60,6 +63,21 @@ def test_the_stage_is_named_without_the_fault_itself_in_the_catalogue(
     assert [a.name for a in attributions] == [fault.name for fault in few_faults]
     assert all(a.right for a in attributions), [(a.name, a.named) for a in attributions]
     assert all(a.name not in [near.fault.name for near in a.diagnosis.nearest] for a in attributions)
+
+
+def test_a_loss_that_shows_no_log_probs_is_at_no_distance_from_the_fault_that_it_has(
+    diagnostician: Diagnostician, wrong: Wrong
+) -> None:
+    """The log-probs that the runner asked for apart are right, and say nothing of the reference pass in the loss."""
+
+    class Silent(type(wrong("AdaptersOnInReference"))):  # type: ignore[misc]
+        def loss(self, model: Any, groups: Any, objective: Any) -> Any:
+            output = super().loss(model, groups, objective)
+            return SimpleNamespace(loss=output.loss, rewards=output.rewards)
+
+    nearest = diagnostician.diagnose(Silent(), []).nearest[0]
+    assert nearest.fault.name == "reference-with-adapters-on"
+    assert nearest.distance < 1e-3
 
 
 def test_a_subject_with_a_bug_of_the_catalogue_is_at_no_distance_from_it(diagnosed: Diagnosed) -> None:
@@ -164,6 +182,30 @@ def test_a_subject_that_changes_the_model_spoils_no_other(diagnostician: Diagnos
     found = diagnostician.diagnose(ChangesWeights(wrong("Trainer")), [])
     assert "changed the model" in found.notes[-1]
     assert diagnostician.diagnose(wrong("Trainer"), []).notes == ("no value differs on case diagnosis",)
+
+
+@pytest.fixture(scope="module")
+def windowed(bench: Workbench) -> Diagnostician:
+    """On a model whose window is shorter than a response."""
+    request = replace(bench.request, name="tiny-mistral")
+    return Diagnostician(replace(bench, request=request, variations=("eager",), faults=()))
+
+
+def test_a_mask_without_the_window_of_the_model_is_the_mask(windowed: Diagnostician, wrong: Wrong) -> None:
+    suspect = windowed.diagnose(wrong("Trainer"), []).suspects[0]
+    assert suspect.stage == "mask"
+    assert suspect.because.endswith("a window of the model")
+
+
+def test_a_mask_with_the_window_of_the_model_is_not_suspected(windowed: Diagnostician, wrong: Wrong) -> None:
+    class Windowed(type(wrong("RunningPositions"))):  # type: ignore[misc]
+        def visible(self, t: Any) -> Any:
+            places = super(type(wrong("RunningPositions")), self).positions(t)
+            return super().visible(t) & (places[:, None] - places[None, :] < 8)
+
+    suspects = windowed.diagnose(Windowed(), []).suspects
+    assert suspects[0].stage == "positions"
+    assert "mask" not in [suspect.stage for suspect in suspects]
 
 
 def test_a_mask_rebuilt_from_ids_is_suspected_where_recurring_tokens_are_not_followed(

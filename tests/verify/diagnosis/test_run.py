@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from verify.cases import Case
 from verify.checks.cases import check_cases
@@ -19,12 +21,14 @@ from verify.diagnosis.run import Diagnoses, diagnose_failures
 from verify.faults.catalogue import mutation_named
 from verify.faults.fault import Fault
 from verify.gate import GateRequest, Result, run_gate
+from verify.groups import PreferenceGroup
 from verify.images import ImageFormat
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest
 from verify.objective import Preference
 from verify.subject import Subject
 from verify.subjects.faulty import FaultySubject
+from verify.subjects.packed import PackedSubject
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
@@ -222,3 +226,46 @@ def test_a_failure_is_diagnosed_on_the_model_that_it_failed_on(
     assert record.case == on
     assert [stage.stage for stage in record.stages][: len(stages)] == stages
     assert [each.fault for each in record.nearest] == near
+
+
+class TwiceTheRouters:
+    """The honest step with twice the coefficient."""
+
+    name = "twice-the-routers"
+    adds_router_loss = True
+
+    def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> list[Tensor]:
+        return PackedSubject(backend="dense-sdpa").per_token_logps(model, groups)
+
+    def loss(self, model: Any, groups: Sequence[PreferenceGroup], objective: Any) -> Any:
+        twice = replace(objective, router_aux_loss_coef=2 * objective.router_aux_loss_coef)
+        return PackedSubject(backend="dense-sdpa").loss(model, groups, twice)
+
+
+@pytest.mark.parametrize(
+    ("subject", "stage", "because"),
+    [
+        (FaultySubject(mutation=mutation_named("routers-count-prompts-once")), "routers", "the balance of the routers"),
+        (TwiceTheRouters(), "routers", "without the loss of the routers no value differs"),
+        (FaultySubject(mutation=mutation_named("causal-mask-only")), "mask", "the planted fault causal-mask-only has"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_under_the_loss_of_routers_what_else_is_wrong_is_told_from_that_loss(
+    subject: Subject, stage: str, because: str, request_for: Callable[..., GateRequest], few_faults: tuple[Fault, ...]
+) -> None:
+    request = replace(
+        request_for([subject]),
+        model=ModelRequest(name="tiny-qwen3-moe", num_layers=1, lora=LoraSpec(strength=0.3)),
+        objective=Preference(router_aux_loss_coef=0.01),
+    )
+
+    def ignore(done: int, total: int, text: str) -> None:
+        pass
+
+    results = run_gate(request, ignore).results
+    (record,) = diagnose_failures(request, results, ignore, large=False, reproductions={}, faults=few_faults).records
+    assert record.stages[0].stage == stage
+    assert record.stages[0].because.startswith(because)
+    again = "run again without the loss of routers, where it fails too"
+    assert (again in record.notes) == (stage == "mask")

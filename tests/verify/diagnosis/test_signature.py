@@ -59,6 +59,14 @@ def test_what_neither_side_has_does_not_make_them_alike() -> None:
     assert distance(of_logps(1, 0, 0, 0, 0, 0), of_logps(0, 0, 0, 0, 0, 1)) == pytest.approx((2**0.5 / 2 + 1) / 2)
 
 
+def test_log_probs_of_other_passes_than_the_loss_count_only_where_they_are_wrong() -> None:
+    fault = replace(of_logps(1, 0, 0, 0, 0, 0), rewards=vector(1, 0))
+    right, wrong = replace(NONE, rewards=vector(1, 0)), replace(of_logps(0, 1, 0, 0, 0, 0), rewards=vector(1, 0))
+    assert distance(replace(right, logps_apart=True), fault) == 0
+    assert distance(right, fault) == 0.5
+    assert distance(replace(wrong, logps_apart=True), fault) == distance(wrong, fault) > 0
+
+
 def test_the_same_tokens_by_another_amount_are_nearer_than_other_tokens() -> None:
     seen = of_logps(0, 1, 1, 0, 0, 0)
     order = nearest(seen, {"other tokens": of_logps(0, 0, 0, 1, 1, 0), "other amount": of_logps(0, 2, 3, 0, 0, 0)})

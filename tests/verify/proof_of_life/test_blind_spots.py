@@ -234,3 +234,10 @@ def test_faults_of_the_gradients_leave_every_forward_quantity_exact(gate: Callab
     outcome = gate([subject for own in by_case.values() for subject in own], cases, variations=("eager",))
     assert len(ONLY_IN_GRADIENTS) > 10
     assert not fails(outcome)
+
+
+def test_autocast_hides_what_bfloat16_hides_and_no_more(spots: Callable[..., list[BlindSpotRecord]]) -> None:
+    found = spots(["balanced"], dtypes=("bfloat16", "autocast-bfloat16"))
+    plain, autocast = (spot for spot in found if spot.what.startswith("faults smaller than the rounding of"))
+    assert plain.faults == autocast.faults
+    assert "responses-swapped" not in autocast.faults

@@ -113,10 +113,18 @@ def test_what_one_rank_of_a_group_refuses_is_said_once_and_names_it(
     assert capfd.readouterr().err == "packparity: error: rank 1 of 2: row 7 has no prompt\n"
 
 
-def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    program = "if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
+def test_a_rank_that_is_killed_is_named_and_the_others_may_write_what_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verify.sharded.ranks.ANSWER_S", 2.0)
+    monkeypatch.setattr("verify.sharded.ranks._LAST_WORDS_S", 0.5)
+    program = (
+        "if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\nif rank == 1: time.sleep(60)\n"
+        f"time.sleep(0.5)\nopen('{tmp_path}/found', 'w').close()\nend(3, 'rank 2 is gone')"
+    )
     with pytest.raises(RankLostError, match="rank 2 of 3 was ended by SIGKILL"):
         run_ranks(tmp_path, program, num_ranks=3)
+    assert (tmp_path / "found").exists()
 
 
 def test_a_rank_that_outlives_a_failed_one_is_ended(
@@ -165,7 +173,24 @@ def test_a_port_in_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         with (
-            pytest.raises(ValueError, match=r"the port of 127\.0\.0\.1, port \d+ is in use: give another"),
+            pytest.raises(ValueError, match=r"MASTER_PORT \d+ of 127\.0\.0\.1 is in use: give another"),
             process_group(RankPlace(0, 1, 0), 5.0),
+        ):
+            pass
+
+
+def test_a_port_at_which_another_program_listens_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection and never answers, for which torch has no timeout."""
+    monkeypatch.setattr("verify.sharded.ranks._LAST_WORDS_S", 0.2)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        with (
+            pytest.raises(
+                RankLostError, match=r"rank 1: whoever listens at 127\.0\.0\.1, port \d+ gave no answer within 1"
+            ),
+            process_group(RankPlace(1, 2, 1), 1.0),
         ):
             pass

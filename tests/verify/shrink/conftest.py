@@ -40,7 +40,7 @@ def shrink(tmp_path: Path) -> Shrink:
             dtypes=("float32",),
             subjects=tuple(subjects),
             cases=tuple(cases),
-            objective=Preference(beta=0.3),
+            objective=changes.pop("objective", Preference(beta=0.3)),
             policy=load_policy(None),
             variations=("eager",),
         )

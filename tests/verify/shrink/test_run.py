@@ -17,11 +17,14 @@ import verify
 from reports.store import read_record
 from verify.case_files import read_cases
 from verify.cases import Case
+from verify.default_cases.images import image_cases
 from verify.default_cases.tiny import tiny_cases
 from verify.groups import PreferenceGroup
+from verify.images import ImageFormat
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, build_model
 from verify.models.shape_file import read_shape
+from verify.objective import Preference
 from verify.shrink.run import Reproduction
 
 ROOT = Path(verify.__file__).resolve().parents[1]
@@ -87,6 +90,43 @@ def test_a_frozen_policy_and_a_reward_model_stay_what_they_were(shrink: Shrink, 
     (case,) = read_cases(tmp_path / found.folder / "cases.json")
     assert case.objective_name == "reward-model"
     assert lengths(tmp_path, found) == [(1, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [
+        (Preference(name="rpo", nll_weight=0.25), ("--objective rpo", "--nll-weight 0.25")),
+        (Preference(nll_weight=0.5), ("--objective sigmoid", "--nll-weight 0.5")),
+        (Preference(name="rpo", nll_weight=1.0), ()),
+        (Preference(router_aux_loss_coef=0.01), ("--router-loss 0.01",)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Preference) else "",
+)
+def test_weights_of_the_objective_that_its_name_does_not_say_are_options(
+    shrink: Shrink, tmp_path: Path, draw: Draw, objective: Preference, options: Sequence[str]
+) -> None:
+    changes = {"objective": objective, "effort": {"seconds": 1.0, "trial_s": 90.0}}
+    if objective.router_aux_loss_coef:
+        changes["model"] = ModelRequest(name="tiny-qwen3-moe", num_layers=1, lora=LoraSpec(strength=0.3))
+    case = replace(pairs(draw, (2, 1, 3)), objective_name=objective.name)
+    (found,) = shrink(["fault:causal-mask-only"], [case], **changes)
+    script = (tmp_path / found.folder / "run.sh").read_text(encoding="utf-8")
+    assert [option for option in ("--objective", "--nll-weight", "--router-loss") if option in script] == [
+        option.partition(" ")[0] for option in options
+    ]
+    assert all(option in script for option in options)
+
+
+def test_of_what_fails_with_images_alone_the_smallest_case_is_written_as_it_is(shrink: Shrink, tmp_path: Path) -> None:
+    llava, images = ModelRequest(name="tiny-llava"), image_cases(257, 0, ImageFormat((3, 12, 12), 257, 9))
+    of_pairs = [case for case in images if case.name in ("pair-with-image", "equal-text-other-images")]
+    (found,) = shrink(["fault:images-left-out"], [*of_pairs, CASES["one-token-responses"]], model=llava)
+    smallest = min(of_pairs, key=lambda case: case.pairwise_slots)
+    (case,) = read_cases(tmp_path / found.folder / "cases.json")
+    assert (case.name, case.groups) == (smallest.name, smallest.groups)
+    assert "--model tiny-llava" in (tmp_path / found.folder / "run.sh").read_text(encoding="utf-8")
+    assert "not shrunk: it fails on cases with images only" in found.note
+    assert facts(tmp_path, found)["failure"]["kind"] == "log-probs"
 
 
 def test_three_groups_are_kept_where_the_third_tree_sees_the_second(shrink: Shrink, tmp_path: Path, draw: Draw) -> None:

@@ -81,6 +81,8 @@ def describe_sight(sight: Sight, tokens: Mapping[int, CaseToken], groups: Sequen
         if NOT_OF_THE_CASE in keys:
             named += (" and " if named else "") + "slots that hold no token of the case"
         parts.append(f"{describe([tokens[query] for query in wrong], groups)} {verb} {named}")
+    if sight.out_of_window:
+        parts.append("which stand on their own path, out of reach of the unpacked path there: a window of the model")
     return "; ".join(parts)
 
 
