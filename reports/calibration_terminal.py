@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +18,9 @@ def print_calibration(record: CalibrationRecord, console: Console) -> None:
         record: The calibration.
         console: Where to.
     """
-    table = Table(title="error / budget", title_justify="left")
+    table = Table(
+        title="error / budget", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for column in ("dtype", "results", "honest: median", "99.9 %", "largest", "faults: smallest", "1 %", "median"):
         table.add_column(column, justify="left" if column == "dtype" else "right")
     for dtype in record.dtypes:

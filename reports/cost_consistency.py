@@ -9,12 +9,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import combinations, product
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reports.cost_record import BatchRecord, IntervalRecord, PathFigures, RatioRecord, StepRecord, WorkloadRecord
+    from reports.cost_record import (
+        BatchRecord,
+        CostRecord,
+        IntervalRecord,
+        PathFigures,
+        RatioRecord,
+        StepRecord,
+        WorkloadRecord,
+    )
 
 _NS = 1e9
 _ROUNDING = 1e-9
@@ -48,6 +56,30 @@ def contradictions(workload: WorkloadRecord) -> Iterator[str]:
             if interval is not None:
                 pair = [_by_round(_rounds(workload, path), read) for path in (ratio.path, ratio.over)]
                 yield from _out_of_reach(f"{what} of {ratio.path} over {ratio.over}", interval, *pair)
+    yield from _missing_ratios(workload)
+    yield from _odd_held_out(workload)
+
+
+def strangers(record: CostRecord) -> Iterator[str]:
+    """What is not of this run: a workload that is there twice, evidence of another dtype, version or sharding."""
+    names = Counter(workload.name for workload in record.workloads)
+    yield from (f"workload {name} is there {count} times" for name, count in names.items() if count > 1)
+    if bool(record.sharding) != (record.num_ranks > 1):
+        yield f"{record.num_ranks} ranks, and the sharding is {record.sharding or 'none'}"
+    for path in record.paths:
+        if (cited := path.parity) is None:
+            continue
+        for what, there, here in (
+            ("dtype", cited.dtype, record.dtype),
+            ("version", cited.tool_version, record.tool_version),
+            ("sharding", _sharding(cited.world_size), _sharding(record.num_ranks)),
+        ):
+            if there != here:
+                yield f"path {path.name}: the {what} of what it cites is {there}, of this run {here}"
+
+
+def _sharding(num_ranks: int) -> str:
+    return "over ranks" if num_ranks > 1 else "none"
 
 
 def _gaps(workload: WorkloadRecord) -> Iterator[str]:
@@ -66,6 +98,27 @@ def _gaps(workload: WorkloadRecord) -> Iterator[str]:
     if measured and batches != wanted:
         odd = next(key for key in batches | wanted if batches[key] != wanted[key])
         yield f"round {odd[0]} has {batches[odd]} batches of rank {odd[1]}: expected {wanted[odd]}"
+
+
+def _missing_ratios(workload: WorkloadRecord) -> Iterator[str]:
+    """Every path stands beside every other one: none is left out that a gain would look small beside."""
+    found = {frozenset((ratio.path, ratio.over)) for ratio in workload.ratios}
+    for pair in combinations((figures.path for figures in workload.figures), 2):
+        if frozenset(pair) not in found:
+            yield f"no ratio of {' and '.join(pair)}, which were both measured"
+            return
+
+
+def _odd_held_out(workload: WorkloadRecord) -> Iterator[str]:
+    """Whenever pairs are held out, every path is put to the same ones, once."""
+    held_out = workload.held_out
+    found = Counter((held.when, held.path) for held in held_out)
+    for key in product({held.when for held in held_out}, (figures.path for figures in workload.figures)):
+        if found[key] != 1:
+            yield f"{found[key]} results of {key[1]} held out at the {key[0]}: expected one"
+            return
+    if len(numbers := {len(held.margins) for held in held_out}) > 1:
+        yield f"held out are {' and '.join(map(str, sorted(numbers)))} pairs: paths are put to the same ones"
 
 
 def _rounds(workload: WorkloadRecord, path: str) -> dict[int, list[StepRecord]]:

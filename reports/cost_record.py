@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from reports.cost_consistency import contradictions
+from reports.cost_consistency import contradictions, strangers
 from reports.record_names import DtypeName
 from reports.record_setting import Environment, ModelRecord
 from reports.values import Count, RecordPart, Settings, Text
@@ -58,6 +58,11 @@ class CostPathRecord(RecordPart):
     def _absence_is_explained(self) -> Self:
         if (self.state == "measured") == bool(self.reason):
             raise ValueError(f"path {self.name} is {self.state} with the reason {self.reason!r}")
+        if self.parity is not None and (self.role != "packed" or self.parity.subject != self.subject):
+            raise ValueError(
+                f"path {self.name} is {self.role}, of subject {self.subject}, and cites what was judged of "
+                f"{self.parity.subject}"
+            )
         return self
 
 
@@ -355,6 +360,12 @@ class CostRecord(RecordPart):
                 raise ValueError(f"{workload.name} has steps of ranks {sorted(ranks)}; there are {self.num_ranks}")
             if any(len(batch.groups) != self.pairs_per_rank for batch in workload.batches):
                 raise ValueError(f"{workload.name} has batches of other than {self.pairs_per_rank} pairs")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_are_of_this_run(self) -> Self:
+        if problem := next(strangers(self), None):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

@@ -222,6 +222,7 @@ def _plans(report: DataReport) -> Section:
     rows = tuple((plan.plan, *_plan_cells(plan)[_FILLING]) for plan in simulation.plans)
     lines = (
         f"simulated: {count(simulation.groups_sampled)} sampled {report.noun}s (seed {simulation.seed}), "
+        "a short sample repeated until it fills eight steps, "
         f"{plural(simulation.num_ranks, 'rank')}, {plural(simulation.groups_per_rank, report.noun)} per rank and step, "
         f"rows of {count(simulation.row_limit)} {report.unit} in sequence packing; shuffled before anything is packed",
         f"time: {simulation.time_is}; a step lasts as long as its slowest rank",

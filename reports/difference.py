@@ -145,6 +145,34 @@ class Difference:
         return tuple(pair for pair in self.ratios if pair.moved)
 
 
+def named(changes: tuple[Change, ...]) -> list[tuple[str, str, str]]:
+    """Rows for a table of changes: of what only one result has, a subject say, the whole and not each of its parts.
+
+    Args:
+        changes: Changes; a part is called as its whole, a comma and more.
+
+    Returns:
+        What, before and after.
+    """
+    only = [change for change in changes if NONE in (change.before, change.after)]
+    wholes = {(change.what, change.before == NONE): 0 for change in only}
+    parts: set[str] = set()
+    for change in only:
+        words = change.what.split(", ")
+        ways = ((", ".join(words[:n]), change.before == NONE) for n in range(1, len(words)))
+        whole = next((way for way in ways if way in wholes), None)
+        if whole is not None:
+            wholes[whole] += 1
+            parts.add(change.what)
+    rows = []
+    for change in changes:
+        count_of_parts = wholes.get((change.what, change.before == NONE), 0)
+        more = f", with {plural(count_of_parts, 'verdict')} of its own" if count_of_parts else ""
+        if change.what not in parts:
+            rows.append((change.what + more, change.before, change.after))
+    return rows
+
+
 def compare(before: Result, after: Result) -> Difference:
     """Hold two results against each other.
 

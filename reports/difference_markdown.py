@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from reports.difference import Difference, closing_line
+from reports.difference import Difference, closing_line, named
 from reports.markdown import escape
 from reports.words import number
 
@@ -28,7 +28,7 @@ def _blocks(difference: Difference) -> Iterable[str]:
         f"- {which}: {escape(title)}" for which, title in zip(("before", "after"), difference.titles, strict=True)
     )
     settings = [(change.what, change.before, change.after) for change in difference.settings]
-    verdicts = [(change.what, change.before, change.after) for change in difference.verdicts]
+    verdicts = named(difference.verdicts)
     ratios = [(pair.what, number(pair.before), number(pair.after)) for pair in difference.ratios]
     for title, rows in (("Settings", settings), ("Verdicts", verdicts), (difference.what_ratios.capitalize(), ratios)):
         if rows:

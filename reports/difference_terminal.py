@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.breakable import Breakable
-from reports.difference import Difference, closing_line
+from reports.difference import Difference, closing_line, named
 from reports.words import number
 
 
@@ -36,7 +36,7 @@ def render(difference: Difference) -> RenderableType:
     before, after = difference.titles
     parts: list[RenderableType] = [Text(f"{difference.kind}\nbefore  {before}\nafter   {after}")]
     settings = [(change.what, change.before, change.after) for change in difference.settings]
-    verdicts = [(change.what, change.before, change.after) for change in difference.verdicts]
+    verdicts = named(difference.verdicts)
     ratios = [(pair.what, number(pair.before), number(pair.after)) for pair in difference.moved]
     for title, rows in (("settings", settings), ("verdicts", verdicts), (difference.what_ratios, ratios)):
         if rows:

@@ -11,6 +11,7 @@ from reports.values import Count, RecordPart, Text
 
 FORECAST_VERSION: Literal[1] = 1
 
+_ROUNDED_UP = 1 + 1e-9
 Measure = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -46,6 +47,17 @@ class StepRecord(RecordPart):
     """Of each rank."""
     ranks: Count
     optimizer: Text
+
+    @model_validator(mode="after")
+    def _is_a_step(self) -> Self:
+        counts = {"prompt": self.prompt, "response": self.response, "pairs": self.pairs, "ranks": self.ranks}
+        if empty := next((name for name, count in counts.items() if not count), ""):
+            raise ValueError(f"a step with {empty} 0")
+        if (self.train == "lora") != (self.lora_rank is not None):
+            raise ValueError(f"{self.train} is trained with adapters of rank {self.lora_rank}")
+        if self.train == "all" and self.num_trained != self.num_parameters:
+            raise ValueError(f"all parameters are trained, but {self.num_trained} of {self.num_parameters}")
+        return self
 
 
 class TermRecord(RecordPart):
@@ -115,6 +127,13 @@ class PathRecord(RecordPart):
             raise ValueError(f"path {self.path}: forecast in part, or without a reason: {self.reason!r}")
         if self.terms and sum(term.flops for term in self.terms) != self.counted_flops:
             raise ValueError(f"path {self.path}: the terms of the closed form do not add up to the FLOPs")
+        if (self.computed_flops or 0) > (self.counted_flops or 0):
+            raise ValueError(f"path {self.path}: more FLOPs computed than counted, which leaves nothing out")
+        if self.reason == "" and not self.total_s > 0:
+            raise ValueError(f"path {self.path}: a step of no time")
+        waits = (("memory", self.memory_bound_s), ("other ranks", self.exposed_s))
+        if odd := next((what for what, seconds in waits if seconds > self.total_s * _ROUNDED_UP), ""):
+            raise ValueError(f"path {self.path}: waits for {odd} for longer than the step takes")
         return self
 
 
@@ -138,6 +157,9 @@ class ForecastRecord(RecordPart):
         names = [path.path for path in self.paths]
         if not names or len(set(names)) != len(names):
             raise ValueError("no path, or one twice")
+        for path in self.paths:
+            if path.longest is not None and path.longest.peak_bytes > self.device.usable_bytes:
+                raise ValueError(f"path {path.path}: its longest pair takes more than the device's usable bytes")
         return self
 
     def fits(self, path: PathRecord) -> bool:

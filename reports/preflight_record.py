@@ -93,6 +93,8 @@ class PreflightRecord(RecordPart):
     def _is_whole(self) -> Self:
         if not self.required:
             raise ValueError("nothing is required: a GO would mean nothing")
+        if not self.ranks and not self.ended_early:
+            raise ValueError("no rank is listed, and the run was not ended early")
         if self.ranks and [rank.rank for rank in self.ranks] != list(range(self.world_size)):
             raise ValueError(f"{len(self.ranks)} ranks listed, which are not 0 to {self.world_size - 1}")
         for finding in self.findings:

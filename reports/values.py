@@ -65,7 +65,8 @@ def _by_name(packages: dict[str, str]) -> dict[str, str]:
 Text = Annotated[str, BeforeValidator(_readable)]
 """Text that comes from outside, such as names and messages of subjects: code points that are no characters are written
 out, and what is longer than ``TEXT_LIMIT`` loses its middle."""
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=10**30)]
+"""No more than a float can stand for, which it is divided and shown as."""
 Measured = Annotated[float, BeforeValidator(_number_from_text)]
 """A measurement: NaN and infinities are kept, and written as strings."""
 Settings = Annotated[dict[str, object], AfterValidator(_plain)]

@@ -237,6 +237,16 @@ def of_ratio(**changes: Any) -> dict[str, Any]:
         (of_ratio(time={"value": 0.5, "low": 0.5, "high": 0.4}), "has the interval 0.5 to 0.4"),
         (of_ratio(cpu_time={"value": 1.0, "low": 0.9, "high": 1.0}), "processor time of .* has the interval 0.9 to 1"),
         ({"figures": [figures("padded")], "ratios": []}, "figures of other paths than those"),
+        ({"ratios": []}, "no ratio of padded and split, which were both measured"),
+        ({"held_out": workload()["held_out"][:1]}, "0 results of split held out at the end: expected one"),
+        (
+            {
+                "held_out": [
+                    {**held, "margins": [0.5] * number} for number, held in enumerate(workload()["held_out"], 1)
+                ]
+            },
+            "held out are 1 and 2 pairs",
+        ),
     ],
 )
 def test_a_workload_that_contradicts_its_steps_is_refused(
@@ -244,6 +254,40 @@ def test_a_workload_that_contradicts_its_steps_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         make(workloads=[workload(**changes)])
+
+
+CITED = {
+    "record_sha256": "0", "created_utc": "2026", "tool_version": "0", "subject": "split", "dtype": "float32",
+    "world_size": 1, "num_compared": 7, "cases": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"subject": "dense"}, "path split is packed, of subject split, and cites what was judged of dense"),
+        ({"dtype": "bfloat16"}, "the dtype of what it cites is bfloat16, of this run float32"),
+        ({"tool_version": "1"}, "the version of what it cites is 1, of this run 0"),
+        ({"world_size": 2}, "the sharding of what it cites is over ranks, of this run none"),
+    ],
+)
+def test_evidence_of_something_else_is_refused(
+    make: Callable[..., CostRecord], changes: dict[str, Any], message: str
+) -> None:
+    def citing(**other: Any) -> CostRecord:
+        paths = [path.model_dump() for path in make().paths]
+        return make(paths=[paths[0], {**paths[1], "parity": {**CITED, **other}}, paths[2]])
+
+    assert citing().paths[1].parity is not None
+    with pytest.raises(ValidationError, match=message):
+        citing(**changes)
+
+
+def test_a_workload_that_is_there_twice_and_ranks_without_sharding_are_refused(make: Callable[..., CostRecord]) -> None:
+    with pytest.raises(ValidationError, match="workload balanced is there 2 times"):
+        make(workloads=[workload(), workload()])
+    with pytest.raises(ValidationError, match="1 ranks, and the sharding is"):
+        make(sharding={"by": "FSDP2"})
 
 
 def test_a_record_that_contradicts_its_workloads_is_refused(make: Callable[..., CostRecord]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from reports import difference_markdown
-from reports.difference import Change, RatioPair, closing_line, compare
+from reports.difference import Change, RatioPair, closing_line, compare, named
 from reports.difference_terminal import print_difference
 from reports.record import Record
 from reports.results import print_result, read_result, write_result
@@ -53,6 +53,23 @@ def test_what_changed_is_named_with_both_values(passing_record: Record) -> None:
         Change(f"{first.subject}, {first.dtype}, case {first.case}", "PASS", "FAIL"),
     }
     assert difference.moved == ()
+
+
+def test_a_subject_that_only_one_of_them_has_is_one_line(passing_record: Record) -> None:
+    gone = passing_record.results[0].subject
+    parts = ("results", "summaries", "exact_checks")
+    without = changed(
+        passing_record, **{part: [p for p in getattr(passing_record, part) if p.subject != gone] for part in parts}
+    )
+    difference = compare(passing_record, without)
+    rows = [what for what, _, _ in named(difference.verdicts) if what.startswith(gone)]
+    dtypes = [summary.dtype for summary in passing_record.summaries if summary.subject == gone]
+    assert len(difference.verdicts) > 4 * len(dtypes)
+    assert len(rows) == len(dtypes)
+    for row, dtype in zip(sorted(rows), sorted(dtypes), strict=True):
+        number = sum(change.what.startswith(f"{gone}, {dtype}, ") for change in difference.verdicts)
+        assert row == f"{gone}, {dtype}, with {number} verdicts of its own"
+    assert named((Change(f"{gone}, float32, case x", "PASS", "-"),)) == [(f"{gone}, float32, case x", "PASS", "-")]
 
 
 def test_what_only_one_of_them_has_has_changed(passing_record: Record) -> None:

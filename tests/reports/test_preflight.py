@@ -114,6 +114,7 @@ def test_one_probe_is_go_exactly_where_nothing_is_wrong_and_all_ranks_have_prove
     [
         ({"required": []}, "a GO would mean nothing"),
         ({"world_size": 3}, "not 0 to 2"),
+        ({"ranks": []}, "no rank is listed"),
         ({"findings": [finding("x", rank=2)]}, "rank 2 of 2"),
         ({"findings": [finding("x", "NO-GO", hint="")]}, "without a hint"),
         ({"findings": [finding("x", seen="")]}, "does not say what was seen"),

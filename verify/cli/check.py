@@ -33,8 +33,7 @@ _HELP_REFERENCE = (
 _HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
 _HELP_ROUTERS = "Weight of the load balancing loss of a mixture of experts (router_aux_loss_coef); none if not given."
 _HELP_FULL = (
-    "All our packed subjects, and in all dtypes but autocast, unless you name some; about five times the default's "
-    "time."
+    "All our packed subjects, and in all dtypes but autocast, unless you name some; about ten times the default's time."
 )
 
 

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from rich.console import Console
 
 from reports.forecast_overview import verdict
-from reports.forecast_record import LongestRecord
+from reports.forecast_record import ForecastRecord, LongestRecord
 from reports.forecast_store import FORECAST_FILES, read_forecast
 from reports.forecast_terminal import print_forecast
 from reports.results import read_result
@@ -58,6 +59,27 @@ def test_a_forecast_is_written_whole_and_read_again(
     assert "<svg" in page
     assert "<script" not in page
     assert str(path.counted_flops) in (out / "forecast.md").read_text(encoding="utf-8").replace(",", "")
+
+
+def test_a_record_that_gives_itself_away_is_refused(
+    shape: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--model", shape, *SMALL, "--paths", "split", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    (path,), step = content["paths"], content["step"]
+    longest = {"prompt": 64, "response": 64, "peak_bytes": 2**50, "limit": "memory"}
+    for changes, message in (
+        ({"paths": [{**path, "computed_flops": 2 * path["counted_flops"]}]}, "more FLOPs computed than counted"),
+        ({"paths": [{**path, "seconds": {}}]}, "a step of no time"),
+        ({"paths": [{**path, "exposed_s": 1e9}]}, "waits for other ranks for longer than the step takes"),
+        ({"paths": [{**path, "longest": longest}]}, "longest pair takes more than the device's usable bytes"),
+        ({"paths": [{**path, "peak": {**path["peak"], "gathered": 10**400}}]}, "less than or equal to 1000000"),
+        ({"step": {**step, "ranks": 0}}, "a step with ranks 0"),
+        ({"step": {**step, "lora_rank": None}}, "lora is trained with adapters of rank None"),
+        ({"step": {**step, "train": "all", "lora_rank": None}}, "all parameters are trained, but"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            ForecastRecord.model_validate({**content, **changes})
 
 
 def test_what_does_not_fit_is_said_with_how_much_is_missing(
