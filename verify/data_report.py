@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from reports.data_record import (
@@ -32,6 +31,7 @@ from verify.packing_plan.records import (
     prefix_trees_record,
     simulation_record,
 )
+from verify.tool_version import tool_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def report_data(prepared: PreparedData, progress: Progress, *, command: Sequence
     if survey.tokenised and prices is not None:
         prefix_trees = prefix_trees_record(survey.tokenised, prices, row_limit, options.plan.seed)
     return DataReport(
-        tool_version=version("packparity"),
+        tool_version=tool_version(),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),
         file=survey.file,

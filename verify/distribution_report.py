@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from verify.packing_plan.records import (
     simulation_record,
 )
 from verify.packing_plan.totals import MOST_GROUPS, NOTHING, GroupArrays, Totals, totals_of
+from verify.tool_version import tool_version
 
 
 def report_distribution(
@@ -69,7 +69,7 @@ def report_distribution(
     few, many = responses
     drawn = f"{few} responses" if few == many else f"{few} to {many} responses"
     return DataReport(
-        tool_version=version("packparity"),
+        tool_version=tool_version(),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),
         file=name,

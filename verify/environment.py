@@ -6,13 +6,13 @@ import hashlib
 import platform
 import resource
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from reports.record_setting import Environment
+from verify.tool_version import installed_version
 
 _PACKAGES = ("packparity", "torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "pydantic")
 _OURS = ("verify", "packed_impl", "reference_impl", "reports")
@@ -35,7 +35,7 @@ def read_environment(device: str) -> Environment:
         processor=_processor(),
         num_threads=torch.get_num_threads(),
         device=_device(device),
-        packages={name: _version(name) for name in _PACKAGES},
+        packages={name: installed_version(name) for name in _PACKAGES},
         float32_products=float32_products(device),
     )
 
@@ -59,11 +59,6 @@ def float32_products(device: str) -> str:
     return f"TF32 or less: products of 1 + 2^-12 and 1 are rounded; {asked}"
 
 
-def tool_version() -> str:
-    """Version of this program."""
-    return _version("packparity")
-
-
 def sources_digest() -> str:
     """SHA-256, in short, over names and contents of every source file of this program."""
     digest = hashlib.sha256()
@@ -80,13 +75,6 @@ def peak_host_bytes() -> int:
     """Largest resident memory so far of this process, or of one that it has waited for."""
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> str:

@@ -39,7 +39,7 @@ from reports.record_setting import (
 from verify.cases import Case
 from verify.checks.check import Finding
 from verify.comparison import Quantity
-from verify.environment import peak_host_bytes, tool_version
+from verify.environment import peak_host_bytes
 from verify.gate import GateOutcome, GateRequest, Result
 from verify.judgement import Judgement
 from verify.models.request import ModelRequest, ModelUnderTest
@@ -47,6 +47,7 @@ from verify.packed_proof import Summary, first_pass, summarise
 from verify.proof_of_life.findings import NOTHING_PLANTED, Proof
 from verify.subject import Subject, kinds_taken, layout_of, objectives_taken, owns_loss
 from verify.subjects.oracle import unknown_to_oracle
+from verify.tool_version import tool_version
 from verify.verdict import Verdict, fold
 
 _UNITS: Mapping[Quantity, Literal["relative", "share"]] = {

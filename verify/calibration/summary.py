@@ -26,12 +26,12 @@ from reports.record_setting import Environment
 from verify.calibration.batch import PACKED_PER_BATCH, RUN_SIZES
 from verify.calibration.bounds import fit_tail, upper_bound
 from verify.calibration.kinds import DrawnKind, case_kind
-from verify.environment import tool_version
 from verify.gate import GateRequest
 from verify.models.request import build_model
 from verify.recording import model_record
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.tolerance import Policy
+from verify.tool_version import tool_version
 
 _EXTREMES_KEPT = 10
 

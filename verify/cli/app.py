@@ -70,7 +70,7 @@ for _command in _COMMANDS:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from verify.environment import tool_version
+        from verify.tool_version import tool_version
 
         typer.echo(f"packparity {tool_version()}")
         raise typer.Exit

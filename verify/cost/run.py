@@ -31,7 +31,7 @@ from verify.cost.procedure import MEMORY_MEANINGS, not_measured, notes_on, proce
 from verify.cost.ranks import Ranks
 from verify.cost.request import PreparedCost, settings_of
 from verify.cost.training import Trainer
-from verify.environment import read_environment, tool_version
+from verify.environment import read_environment
 from verify.gate import Progress
 from verify.models.request import build_model
 from verify.packing_plan.costs import FlopPrices
@@ -40,6 +40,7 @@ from verify.recording import model_record
 from verify.sharded.agreement import check_agreement, check_same_start, check_same_weights
 from verify.subjects.sharded import shard
 from verify.threads import torch_threads
+from verify.tool_version import tool_version
 
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 

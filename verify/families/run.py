@@ -15,9 +15,10 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from reports.families_record import FamiliesRecord, FamilyRecord, FamilyState, WayRecord
-from verify.environment import read_environment, tool_version
+from verify.environment import read_environment
 from verify.families.names import causal_lm_classes
 from verify.families.probe import CALLS, NotBuiltError, probe
+from verify.tool_version import tool_version
 from verify.workers import interrupts_wait
 
 Progress = Callable[[int, int, str], None]

@@ -17,7 +17,7 @@ from reports.forecast_record import (
     StepRecord,
     TermRecord,
 )
-from verify.environment import read_environment, tool_version
+from verify.environment import read_environment
 from verify.forecast.closed_form import closed_form
 from verify.forecast.devices import DeviceProfile, device_profile
 from verify.forecast.forecast import check_path, dtype_name, forecast_path, pairs_of
@@ -27,6 +27,7 @@ from verify.forecast.request import Training
 from verify.forecast.roofline import ASSUMPTIONS
 from verify.models.dtypes import DTYPES
 from verify.subject import said_by
+from verify.tool_version import tool_version
 
 Progress = Callable[[int, int, str], None]
 

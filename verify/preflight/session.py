@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from reports.preflight_record import PreflightRank, PreflightRecord
 from reports.preflight_store import PREFLIGHT_FILES
 from reports.store import check_writable
-from verify.environment import read_environment, tool_version
+from verify.environment import read_environment
 from verify.preflight.look_around import Gathered, look_around
 from verify.preflight.machine import memory_capped
 from verify.preflight.meeting import Meeting
@@ -18,6 +18,7 @@ from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions
 from verify.preflight.signs import Limits
 from verify.preflight.watch import EndSignal, watched
 from verify.sharded.ranks import RankPlace, process_group
+from verify.tool_version import tool_version
 
 _STAGES = 30
 """About as many probes as there are, for the bar."""

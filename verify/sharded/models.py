@@ -32,6 +32,13 @@ class PolicyAndFrozen:
         """The model, and the other where there is one."""
         return (self.policy, self.frozen.model) if isinstance(self.frozen, SeparateModel) else (self.policy,)
 
+    def trained_though_frozen(self) -> tuple[str, ...]:
+        """Weights of the frozen model that require grad, or that a gradient came to."""
+        if not isinstance(self.frozen, SeparateModel):
+            return ()
+        named = self.frozen.model.named_parameters()
+        return tuple(name for name, weight in named if weight.requires_grad or weight.grad is not None)
+
 
 def sharded_model(
     request: ModelRequest,

@@ -19,12 +19,12 @@ from reports.sharded_record import (
     ScenarioRecord,
     ShardedRecord,
 )
-from verify.environment import tool_version
 from verify.recording import case_record, judgement_record, model_record, subject_record
 from verify.sharded.finding import Finding
 from verify.sharded.parity import ParityResult
 from verify.sharded.run import ShardedOutcome, ShardedRequest
 from verify.sharded.scenarios import PRECISIONS
+from verify.tool_version import tool_version
 from verify.verdict import Verdict, fold
 
 _REASONS_KEPT = 20

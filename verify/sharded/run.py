@@ -124,7 +124,7 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
     Raises:
         ValueError: Ranks whose weights differ.
         SubjectError: A subject raised on this rank.
-        WeightsChangedError: A subject changed the weights of a model.
+        WeightsChangedError: A subject changed the weights of a model, or trains the frozen one.
     """
     parity: list[ParityResult] = []
     findings: list[Finding] = []
@@ -207,6 +207,10 @@ class _OfPrecision:
         run = run_sharded(on_rank, micro_size=micro_size, stages=HONEST, seed=self._request.seed)
         if before is not None and before != _bits(self._sharded):
             raise WeightsChangedError(f"subject {subject.name} changed the weights of the sharded model")
+        if trained := self._sharded.trained_though_frozen():
+            raise WeightsChangedError(
+                f"subject {subject.name} trains the frozen model: {trained[0]} requires grad or has a gradient"
+            )
         try:
             verdict, reasons, judgements = judge_parity(
                 run.observation(on_rank),

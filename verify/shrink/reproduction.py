@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from verify.case_files import cases_text
-from verify.environment import tool_version
 from verify.gate import GateRequest
 from verify.models.request import ModelRequest
 from verify.models.shape_file import Shape, shape_text
@@ -22,6 +21,7 @@ from verify.shrink.failure import Failure
 from verify.shrink.subject_file import subject_file, with_what_it_imports
 from verify.strict_json import json_text
 from verify.subjects.selection import FAULT_PREFIX
+from verify.tool_version import tool_version
 
 REPRODUCTION_FILE = "reproduction.json"
 """Its presence says that a folder is a reproduction, and whole."""
