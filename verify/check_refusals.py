@@ -44,7 +44,7 @@ def check_routers(options: CheckOptions, config: Any, cases: Sequence[Case]) -> 
         )
 
 
-def check_planted_fit(subjects: Sequence[Subject], train: TrainName, *, router_loss: bool) -> None:
+def check_planted_fit(subjects: Sequence[Subject], train: TrainName, *, router_loss: bool, window: int | None) -> None:
     """Refuse faults that sit where the step of the run has nothing: they would pass as harmless, or not run."""
     for subject in subjects:
         mutation = subject.mutation if isinstance(subject, FaultySubject) else None
@@ -52,6 +52,11 @@ def check_planted_fit(subjects: Sequence[Subject], train: TrainName, *, router_l
             raise ValueError(f"--subject {subject.name} with --train {train}: it is a fault under {mutation.trains[0]}")
         if mutation is not None and mutation.of_routers and not router_loss:
             raise ValueError(f"--subject {subject.name}: it is a fault of the loss of routers; give --router-loss too")
+        if mutation is not None and mutation.of_windows and window is None:
+            raise ValueError(
+                f"--subject {subject.name}: it is a fault of a sliding window, which no layer of this model has; "
+                "give one that has, e.g. --model tiny-mistral"
+            )
 
 
 def check_cases_fit(cases: Sequence[Case], config: Any, no_oracle: str, train: TrainName) -> None:

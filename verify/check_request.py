@@ -23,6 +23,7 @@ from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
+from verify.models.sliding_window import sliding_window
 from verify.models.vision import TINY_WITH_IMAGES, image_format
 from verify.objective import REWARD_MODEL, run_objective
 from verify.precision import PRECISIONS
@@ -150,7 +151,8 @@ def prepare_check(options: CheckOptions) -> PreparedCheck:
     vocab_size, large = vocabulary_size(model), not model.family and _is_large(config, options.layers)
     reduced = large and not options.full
     subjects = _subjects(options, reduced)
-    check_planted_fit(subjects, options.train, router_loss=options.router_loss is not None)
+    window = sliding_window(config, options.layers)
+    check_planted_fit(subjects, options.train, router_loss=options.router_loss is not None, window=window)
     objective = run_objective(
         options.objective,
         beta=options.beta,
@@ -220,7 +222,7 @@ def _plantings(
         vocab_size=vocab_size,
         num_layers=options.layers or int(text.num_hidden_layers),
         is_tiny=options.is_tiny,
-        window=getattr(text, "sliding_window", None),
+        window=sliding_window(config, options.layers),
         module_names=None if by_oracle else module_names(config),
         is_tied=bool(getattr(text, "tie_word_embeddings", False)),
     )

@@ -22,16 +22,24 @@ from verify.jobs import choose_num_processes, why_one_process
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config, vocabulary_size
+from verify.models.sliding_window import sliding_window
 from verify.models.vision import TINY_WITH_IMAGES, image_format
 from verify.objective import COMPARING_NAMES, SFT_NAMES, ComparingName, Preference
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
+from verify.subjects.within_window import shows_within
 from verify.tolerance import load_policy
 
 OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
 """No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
-MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS = "tiny", TINY_WITH_IMAGES, "tiny-qwen3-moe"
-"""What faults are planted in; those of images in a model that sees them, those of routers in a mixture of experts."""
+MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS, MODEL_WITH_WINDOWS = (
+    "tiny",
+    TINY_WITH_IMAGES,
+    "tiny-qwen3-moe",
+    "tiny-mistral",
+)
+"""What faults are planted in: those of images in a model that sees them, those of routers in a mixture of experts, and
+those of windows in a model whose layers have one."""
 COEFFICIENT_OF_ROUTERS = 0.01
 """Small, as in training: the loss of routers is then a hundredth of the loss."""
 _CASES_OF_ROUTERS = 4
@@ -139,7 +147,8 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
 
     Noise is measured on all cases, as in ``packparity check``; each fault is run on a few cases that show it. A noisy
     kernel has a run of its own, on the cases of its faults, in which noise is measured anew. So do faults of images, in
-    a model that sees them, those of a step that trains every weight, and those of routers, in a mixture of experts.
+    a model that sees them, those of a step that trains every weight, those of routers, in a mixture of experts, and
+    those of windows, in a model whose layers have one.
 
     Args:
         options: The options.
@@ -161,7 +170,10 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
         if not dtypes:
             left_out += [f"{mutation.name} in bfloat16" for mutation in mutations]
             continue
-        chosen, without_case = _on_biting_cases(mutations, cases, options.cases_per_fault, named=bool(options.faults))
+        window = sliding_window(requested_config(model)) if ground == "windows" else None
+        chosen, without_case = _on_biting_cases(
+            mutations, cases, options.cases_per_fault, named=bool(options.faults), window=window
+        )
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
             raise ValueError(f"fault {without_case[0].name}: no case can show it; it bites where {where}")
@@ -174,7 +186,9 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
             model=model,
             dtypes=dtypes,
             subjects=subjects,
-            cases=tuple(case for case in cases if case.name in used or not (kernel or ground == "every weight")),
+            cases=tuple(
+                case for case in cases if case.name in used or not (kernel or ground in ("every weight", "windows"))
+            ),
             objective=of_run,
             policy=policy,
             variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
@@ -224,11 +238,13 @@ def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]
             f"faults of routers are planted in {MODEL_WITH_ROUTERS}, whose loss has {COEFFICIENT_OF_ROUTERS:g} times "
             "that of the routers in it; the exact checks, which leave it out, are not put to them"
         )
+    if any(run.request.model.name == MODEL_WITH_WINDOWS for run in runs):
+        yield f"faults of sliding windows are planted in {MODEL_WITH_WINDOWS}, whose layers have one of 8 tokens"
     if any(run.request.model.train == "all" for run in runs):
         yield "faults of full training are planted in a step that trains every weight, on cases of their own"
 
 
-_GroundName = Literal["text", "images", "every weight", "routers"]
+_GroundName = Literal["text", "images", "every weight", "routers", "windows"]
 _Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, _GroundName]
 """What to plant together: in which kernel, and in which model."""
 
@@ -254,7 +270,7 @@ def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     for name, kernel in kernels.items():
         if name in names or not names:
             yield select_mutations(kernel.planted), kernel, "text"
-    others: tuple[_GroundName, ...] = ("images", "every weight", "routers")
+    others: tuple[_GroundName, ...] = ("images", "every weight", "routers", "windows")
     for ground in others:
         if planted_there := tuple(mutation for mutation in selected if _ground_of(mutation) == ground):
             yield planted_there, None, ground
@@ -263,23 +279,31 @@ def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
 def _ground_of(mutation: Mutation) -> _GroundName:
     if mutation.of_routers:
         return "routers"
+    if mutation.of_windows:
+        return "windows"
     if "lora" not in mutation.trains:
         return "every weight"
     return "images" if mutation.with_images else "text"
 
 
 def _on_biting_cases(
-    mutations: Sequence[Mutation], cases: tuple[Case, ...], at_most: int, *, named: bool
+    mutations: Sequence[Mutation], cases: tuple[Case, ...], at_most: int, *, named: bool, window: int | None
 ) -> tuple[list[tuple[Mutation, tuple[Case, ...]]], list[Mutation]]:
     """Mutations with the cases that they are run on, and those that no case can show."""
     chosen, without_case = [], []
     for selected in mutations:
         mutation = asked_where_it_bites(selected, cases)
-        if shown_by := _shown_by(mutation, cases, at_most, named=named):
+        showing = [case for case in cases if window is None or _shows_within(window, mutation, case)]
+        if shown_by := _shown_by(mutation, showing, at_most, named=named):
             chosen.append((mutation, shown_by))
         else:
             without_case.append(mutation)
     return chosen, without_case
+
+
+def _shows_within(window: int, mutation: Mutation, case: Case) -> bool:
+    # A harmless change shows nowhere.
+    return mutation.bites(case) and (not isinstance(mutation, Fault) or shows_within(window, mutation, case))
 
 
 def _shown_by(mutation: Mutation, cases: Sequence[Case], at_most: int, *, named: bool) -> tuple[Case, ...]:
@@ -308,9 +332,9 @@ _Ground = tuple[ModelRequest, tuple[Case, ...], Preference]
 
 def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
     """What mutations are planted in; of the cases those that were named."""
-    text, with_images, with_routers = (
+    text, with_images, with_routers, with_windows = (
         ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3))
-        for name in (MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS)
+        for name in (MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS, MODEL_WITH_WINDOWS)
     )
     images = image_format(requested_config(with_images))
     assert images is not None
@@ -334,6 +358,7 @@ def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
     return {
         "text": (text, named(cases), OBJECTIVE),
         "images": (with_images, named(of_images), OBJECTIVE),
+        "windows": (with_windows, named(tiny_cases(sizes[0], options.seed)), OBJECTIVE),
         "every weight": (every_weight, named(over_one), OBJECTIVE),
         "routers": (
             with_routers,

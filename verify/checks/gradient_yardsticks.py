@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from packed_impl.attention import pretrained_model
 from verify.budget import Statistic, direct_budget, sft_loss_budget
 from verify.cases import Case
 from verify.checks.shares import shares
 from verify.comparison import Comparison, Quantity, compare_observations
 from verify.groups import PreferenceGroup
 from verify.model_state import Baseline
+from verify.models.sliding_window import sliding_window
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.observation import Observation, observe
@@ -40,9 +42,19 @@ class Forms:
     in_turn: PairwiseSubject
     whole: tuple[PairwiseSubject, ...]
 
+    def on(self, model: Any, dtype: str) -> Forms:
+        """These forms, without padding in eager attention where that is not finite.
+
+        Padding on the right sees the sequence before it, but not beyond the reach of a sliding window. Then it has no
+        key, and eager softmax, whose mask is the lowest float64, works in float32.
+        """
+        if dtype != "float64" or sliding_window(pretrained_model(model).config) is None:
+            return self
+        return replace(self, whole=tuple(VARIATIONS["eager"] if form == _EAGER else form for form in self.whole))
+
 
 _EAGER = replace(VARIATIONS["padded-right"], name="eager-padded-right", attention="eager")
-"""Padded on the left it has rows without any key, which are not finite in float64."""
+"""Padded on the left it has queries without any key, which are not finite in float64."""
 _PADDED = Forms(in_turn=VARIATIONS["padded-right"], whole=(VARIATIONS["padded-right"], VARIATIONS["padded-left"]))
 PADDED_AND_EAGER = Forms(in_turn=VARIATIONS["padded-left"], whole=(_EAGER,))
 """For a subject that is held against the unpacked path."""
@@ -114,7 +126,8 @@ def measure_gradients(
     # Norms work in float32 in every dtype, and a gradient that is scaled otherwise rounds otherwise.
     parts = (case.groups[:1], case.groups[1:])
     expected = _joined([run(forms.in_turn, part) for part in parts], shares(case.objective_name, parts))
-    observed = {"in turn": expected, **{form.name: run(form, case.groups) for form in forms.whole}}
+    whole = forms.on(model, dtype).whole
+    observed = {"in turn": expected, **{form.name: run(form, case.groups) for form in whole}}
     noise = noise_between(case, observed, lambda one, other: compare_observations(one, other, case.groups))
     coefficients, rounding = 0.0, 0.0
     if isinstance(objective, Preference):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from packed_impl.attention import pretrained_model
 from verify.cases import Case
 from verify.comparison import StructureError, compare_observations
 from verify.diagnosis.alignment import Tokens, hidden_states
@@ -28,6 +29,7 @@ from verify.model_holder import ModelHolder
 from verify.model_state import Baseline, restored_model
 from verify.models.dtypes import DTYPES
 from verify.models.request import ModelRequest
+from verify.models.sliding_window import sliding_window
 from verify.noise import NoiseSample, measure_noise
 from verify.objective import Objective, Preference, objective_named
 from verify.observation import Observation, observe
@@ -36,6 +38,7 @@ from verify.subjects.faulty import FaultySubject
 from verify.subjects.forward_cache import ForwardCache
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
+from verify.subjects.within_window import shows_within
 from verify.tolerance import Policy
 from verify.training import TrainName
 
@@ -70,6 +73,7 @@ class Workbench:
     baseline: Baseline = field(init=False)
     decoder: Decoder | None = field(init=False)
     frozen: FrozenPolicy = field(init=False)
+    window: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.rebuild()
@@ -79,6 +83,7 @@ class Workbench:
         holder = ModelHolder(self.request, self.dtype, is_reward_model=self.is_reward_model)
         self.model, self.baseline, self.frozen = holder.model, holder.baseline, holder.reference
         self.decoder = None if self.is_reward_model else find_decoder(self.model)
+        self.window = sliding_window(pretrained_model(self.model).config)
 
     def observe(self, subject: Subject, case: Case) -> Observation:
         """Run a subject as the gate does.
@@ -228,7 +233,9 @@ class CaseStudy:
         if self._planted is None:
             self._planted = {}
             forwards = ForwardCache(self.bench.model)
-            for fault in plantable(self.bench.faults, self.case, trains=self.bench.request.train):
+            for fault in plantable(
+                self.bench.faults, self.case, trains=self.bench.request.train, window=self.bench.window
+            ):
                 try:
                     observation = self.bench.observe(FaultySubject(mutation=fault, forwards=forwards), self.case)
                     signature = self.signature(observation)
@@ -331,10 +338,13 @@ class CaseStudy:
         return calls, seen
 
 
-def plantable(faults: Sequence[Fault], case: Case, *, trains: TrainName = "lora") -> tuple[Fault, ...]:
-    """Those faults that change a value on a case, in a step that trains this."""
-    planted = (fault for fault in faults if trains in fault.trains)
-    return tuple(fault for fault in planted if "parity" in fault.must_kill and fault.bites(case))
+def plantable(
+    faults: Sequence[Fault], case: Case, *, trains: TrainName = "lora", window: int | None = None
+) -> tuple[Fault, ...]:
+    """Those faults that change a value on a case, in a step that trains this, of a model with this sliding window."""
+    planted = (fault for fault in faults if trains in fault.trains and not (fault.of_windows and window is None))
+    biting = (fault for fault in planted if "parity" in fault.must_kill and fault.bites(case))
+    return tuple(fault for fault in biting if window is None or shows_within(window, fault, case))
 
 
 def with_zeros(actual: Observation, expected: Observation) -> Observation:

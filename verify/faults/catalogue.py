@@ -34,6 +34,7 @@ from verify.faults import (
     token_logps,
     training,
     two_pass,
+    windows,
 )
 from verify.faults.controls import EQUIVALENT_MUTANTS
 from verify.faults.exact_claims import with_exact_claims
@@ -73,6 +74,8 @@ FAULTS_OF_IMAGES: tuple[Fault, ...] = images.FAULTS
 """What only a run with a model that sees images can show."""
 FAULTS_OF_ROUTERS: tuple[Fault, ...] = routers.FAULTS
 """What only a run with the loss of routers can show."""
+FAULTS_OF_WINDOWS: tuple[Fault, ...] = windows.FAULTS
+"""What only a run with a model whose layers have a sliding window can show."""
 FAULTS_OF_REWARDS: tuple[Fault, ...] = reward_model.FAULTS
 """What only a run with cases of a reward model can show."""
 FAULTS_OF_EVERY_WEIGHT: tuple[Fault, ...] = every_weight.FAULTS
@@ -84,6 +87,7 @@ ALL_FAULTS: tuple[Fault, ...] = (
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
     *FAULTS_OF_ROUTERS,
+    *FAULTS_OF_WINDOWS,
     *FAULTS_OF_EVERY_WEIGHT,
 )
 CATALOGUE: tuple[Mutation, ...] = (
@@ -95,6 +99,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     *two_pass.MUTANTS,
     *reward_model.MUTANTS,
     *images.MUTANTS,
+    *windows.MUTANTS,
 )
 
 

@@ -40,6 +40,7 @@ CASES_BY_STAGE: Mapping[StageName, tuple[CaseName, ...]] = {
     "layout": _ALL,
     "positions": _LOGPS,
     "mask": _LOGPS,
+    "window": _LOGPS,
     "activations": _LOGPS,
     "predictors": _LOGPS,
     "supervision": _ALL,

@@ -108,6 +108,11 @@ class Mutation:
         """Whether it is about the loss of routers, which only a mixture of experts has."""
         return self.stage == "routers"
 
+    @property
+    def of_windows(self) -> bool:
+        """Whether it is about a sliding window, which only some models have."""
+        return self.stage == "window"
+
     def bites(self, case: Case) -> bool:
         """Whether the case has what it takes; the condition is asked of cases of its kinds only."""
         if (case.objective_name == REWARD_MODEL) != self.of_rewards or case.kind not in self.kinds:

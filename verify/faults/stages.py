@@ -1,13 +1,14 @@
 """The stages of the packed computation, as a value in which any one can be replaced.
 
-    layout -> positions -> mask -> activations -> predictors -> supervision -> token_logps -> reduction
+    layout -> positions -> mask -> window -> activations -> predictors -> supervision -> token_logps -> reduction
            -> reference -> objective -> accumulation -> routers -> gradients
 
-What routers add to the loss is a stage of steps of which their loss is part, and of no other.
+The window is a stage of models whose layers have one. What routers add to the loss is a stage of steps of which their
+loss is part, and of no other.
 
 In the step of a reward model the head is read in place of log-probs:
 
-    layout -> positions -> mask -> activations -> readout -> scores -> objective -> accumulation -> gradients
+    layout -> positions -> mask -> window -> activations -> readout -> scores -> objective -> accumulation -> gradients
 
 Shape letters: B rows, T slots, D width of a module's output, V vocabulary, N targets, K completions, G groups,
 L losses.
@@ -31,6 +32,7 @@ StageName = Literal[
     "layout",
     "positions",
     "mask",
+    "window",
     "activations",
     "predictors",
     "supervision",
@@ -47,7 +49,15 @@ StageName = Literal[
 STAGES: tuple[StageName, ...] = get_args(StageName)
 STAGES_OF_REWARDS: tuple[StageName, ...] = ("readout", "scores")
 """Those that no step of log-probs has."""
-STAGES_OF_BOTH: tuple[StageName, ...] = ("layout", "positions", "mask", "activations", "accumulation", "gradients")
+STAGES_OF_BOTH: tuple[StageName, ...] = (
+    "layout",
+    "positions",
+    "mask",
+    "window",
+    "activations",
+    "accumulation",
+    "gradients",
+)
 """Those that the step of a reward model shares, and that know nothing of the objective."""
 
 
@@ -143,6 +153,7 @@ Forward = Callable[[Rows, Parameters], Tensor]
 Layout = Callable[[Sequence[PreferenceGroup]], Rows]
 Positions = Callable[[Rows], Tensor]
 Mask = Callable[[Rows], Tensor]
+Window = Callable[[Rows, Tensor, int], Tensor]
 Activations = Callable[[Rows, str, Tensor], Tensor]
 Predictors = Callable[[Rows], Tensor]
 Supervision = Callable[[Rows, Tensor], Targets]
@@ -165,6 +176,8 @@ class Stages:
         layout: Groups to rows.
         positions: Position of each slot; integer or floating, [B, T].
         mask: Which slot (row of the matrix) attends to which: bool, or what is added to its score; [B, T, T].
+        window: Rows, their mask and the window of some layers, the query itself included, to the mask of those layers;
+            [B, T, T]. Asked for each window that a model has, and never where it has none.
         activations: What goes on from a module of the model, given the module's name, behind a dot, and output;
             [B, T, D].
         predictors: Slot that predicts each slot, -1 for none; int64, [B, T].
@@ -187,6 +200,7 @@ class Stages:
     layout: Layout
     positions: Positions
     mask: Mask
+    window: Window
     activations: Activations
     predictors: Predictors
     supervision: Supervision

@@ -17,11 +17,13 @@ from verify.proof_of_life.probes import (
     PROBES_OF_REFERENCES,
     PROBES_OF_REWARDS,
     PROBES_OF_ROUTERS,
+    PROBES_OF_WINDOWS,
     Probe,
 )
 from verify.subject import Subject, layout_of, support_for
 from verify.subjects import is_built_in
-from verify.subjects.faulty import FaultySubject, shows_within
+from verify.subjects.faulty import FaultySubject
+from verify.subjects.within_window import shows_within
 
 SHARE_OF_RUN = 0.2
 """How much planted faults may add to the passes of a run on a model that is not tiny."""
@@ -100,7 +102,7 @@ def choose_plantings(
     of_run = tuple(case for case in request.cases if case.kind in kinds)
     chosen: list[Planting] = []
     left_out: dict[str, str] = {}
-    for probe in _probes(request):
+    for probe in _probes(request, has_windows=window is not None):
         if num_layers < probe.min_layers or (probe.untied and is_tied):
             continue
         cases = _showing(probe, of_run, 1 if window is None else len(of_run))
@@ -109,7 +111,7 @@ def choose_plantings(
         case = next((c for c in cases if window is None or shows_within(window, probe.mutation, c)), None)
         reason = _unfit(probe, request, module_names)
         if not reason and case is None:
-            reason = f"a window of {window} tokens hides them in every case"
+            reason = _hidden_by(window, probe)
         if reason or case is None:
             left_out[probe.fault] = reason
             continue
@@ -125,12 +127,14 @@ def choose_plantings(
     return Plantings(chosen=tuple(chosen), left_out=left_out, cost=spent / slots_in_passes(request))
 
 
-def _probes(request: GateRequest) -> tuple[Probe, ...]:
-    """Faults of what the run trains and adds to its loss."""
+def _probes(request: GateRequest, *, has_windows: bool) -> tuple[Probe, ...]:
+    """Faults of what the run trains and adds to its loss, and of what its model has."""
     of_routers = PROBES_OF_ROUTERS if request.objective.router_aux_loss_coef else ()
+    of_windows = PROBES_OF_WINDOWS if has_windows else ()
     every = (
         *PROBES_OF_EVERY_WEIGHT,
         *PROBES,
+        *of_windows,
         *of_routers,
         *PROBES_OF_REWARDS,
         *PROBES_OF_REFERENCES,
@@ -143,6 +147,13 @@ def _showing(probe: Probe, cases: tuple[Case, ...], at_most: int) -> Sequence[Ca
     """Cases that show a fault. What any frozen policy shows is planted over that of the run, not over a case's own."""
     usual = tuple(case for case in cases if case.reference is None)
     return biting_cases(probe.mutation, usual, at_most) or biting_cases(probe.mutation, cases, at_most)
+
+
+def _hidden_by(window: int | None, probe: Probe) -> str:
+    """Why no case shows a fault of what attends to what in a model with a sliding window."""
+    if probe.mutation.of_windows:
+        return f"no case is long enough for a window of {window} tokens"
+    return f"a window of {window} tokens hides them in every case"
 
 
 def _unfit(probe: Probe, request: GateRequest, module_names: Sequence[str] | None) -> str:

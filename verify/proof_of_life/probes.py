@@ -94,6 +94,12 @@ PROBES_OF_ROUTERS: tuple[Probe, ...] = (
     Probe("routers-without-gradient", seen_in="gradients", may_hide="beyond tiny"),
 )
 """Those of a step with the loss of routers, planted where that is part of the objective of the run."""
+PROBES_OF_WINDOWS: tuple[Probe, ...] = (
+    Probe("model-window-forgotten"),
+    Probe("model-window-in-row-slots"),
+    Probe("model-window-own-segment-only"),
+)
+"""Those of a model whose layers have a sliding window."""
 PROBES_OF_REFERENCES: tuple[Probe, ...] = (
     Probe("frozen-adapter-ignored"),
     Probe("separate-model-ignored"),

@@ -45,7 +45,7 @@ from verify.objective import OBJECTIVE_NAMES, Objective, ObjectiveName, Preferen
 from verify.router_balance import RouterBalance
 from verify.subject import Support
 from verify.subjects.forward_cache import ForwardCache
-from verify.subjects.honest_stages import honest_activations, honest_gradients, honest_positions, honest_stages
+from verify.subjects.honest_stages import attended, honest_activations, honest_gradients, honest_stages
 from verify.subjects.staged_rewards import staged_rewards
 from verify.subjects.staged_routers import logged_routers
 
@@ -178,7 +178,9 @@ class FaultySubject:
         batch = Batch(groups, torch.tensor([len(ids) for group in groups for ids in group.completions]))
         parameters = _policy_parameters(stages, model, rows)
         with _as_staged(stages, model, rows):
-            rewards = staged_rewards(stages, model, rows, parameters, _inputs(_Fed.by(stages, rows), model), batch)
+            rewards = staged_rewards(
+                stages, model, rows, parameters, _inputs(stages, _Fed.by(stages, rows), model), batch
+            )
         terms = stages.objective(rewards, rewards.new_empty(0), batch, objective)
         return StagedLoss(
             loss=stages.accumulation(terms, batch, rows),
@@ -195,7 +197,7 @@ class FaultySubject:
         return PackedRows(
             input_ids=rows.input_ids,
             position_ids=stages.positions(rows),
-            attended=_attended(stages.mask(rows)),
+            attended=attended(stages.mask(rows)),
             supervised=_supervised(targets, rows),
         )
 
@@ -223,11 +225,6 @@ def _routed_models(model: Any, objective: Objective) -> tuple[Any, ...]:
     """Those that a step runs."""
     frozen = objective.reference if isinstance(objective, Preference) else None
     return (model, frozen.model) if isinstance(frozen, SeparateModel) else (model,)
-
-
-def _attended(mask: Tensor) -> Tensor:
-    """Whatever is not at minus infinity is attended to, however little."""
-    return mask if mask.dtype == torch.bool else mask > -torch.inf
 
 
 def _supervised(targets: Targets, rows: Rows) -> Tensor:
@@ -269,7 +266,7 @@ def _logps(
     """Log-probs of all targets; [N]. What is known of other rows than these is of no use."""
     device = model.device
     fed = known if known is not None and known.rows is rows else _Fed.by(stages, rows)
-    targets, inputs = fed.targets, _inputs(fed, model)
+    targets, inputs = fed.targets, _inputs(stages, fed, model)
     if rows.images:
         forwards = None  # which tells passes apart by their tokens
     if forwards is None or torch.is_grad_enabled() or parameters or stages.activations is not honest_activations:
@@ -281,56 +278,23 @@ def _logps(
     return stages.token_logps(picked, targets.token_ids.to(device, copy=True))
 
 
-def _inputs(fed: _Fed, model: Any) -> dict[str, Any]:
+def _inputs(stages: Stages, fed: _Fed, model: Any) -> dict[str, Any]:
     """Keyword arguments of a forward pass."""
     rows = fed.rows
     placed = PlacedImages(rows.images, rows.per_image, rows.features) if rows.images else None
     return {
         "input_ids": fed.input_ids.to(model.device),
         "position_ids": fed.positions.to(model.device),
-        "attention_mask": layer_windows(pretrained_model(model)).handed_out(partial(_told, fed, model)),
+        "attention_mask": layer_windows(pretrained_model(model)).handed_out(partial(_told, stages, fed, model)),
         "use_cache": False,
         **({} if placed is None else image_kwargs(model, fed.input_ids, placed)),
     }
 
 
-def _told(fed: _Fed, model: Any, window: int | None) -> Tensor:
+def _told(stages: Stages, fed: _Fed, model: Any, window: int | None) -> Tensor:
     """The mask for layers of one window, where the model wants it; [B, 1, T query, T key]."""
-    mask = fed.mask if window is None else _within(window, fed.mask, honest_positions(fed.rows))
+    mask = fed.mask if window is None else stages.window(fed.rows, fed.mask, window)
     return mask[:, None].to(model.device, model.dtype if mask.is_floating_point() else torch.bool)
-
-
-def _within(window: int, mask: Tensor, positions: Tensor) -> Tensor:
-    """Hide what is far on the path, whatever else the mask says; [B, T query, T key].
-
-    A query that would be left without any key keeps those of the mask: its output would not be defined.
-    """
-    far = positions[:, :, None] - positions[:, None, :] >= window
-    within = mask & ~far if mask.dtype == torch.bool else mask.masked_fill(far, -torch.inf)
-    return torch.where(_attended(within).any(-1, keepdim=True), within, mask)
-
-
-def shows_within(window: int, mutation: Mutation, case: Case) -> bool:
-    """Whether a model with a sliding window can show a mutation on a case that shows it to one without.
-
-    Args:
-        window: The window of its layers.
-        mutation: What is replaced.
-        case: A case where the mutation bites.
-
-    Returns:
-        False where the mask is replaced and, to every slot that predicts, the window hides all that is different.
-    """
-    if mutation.stage != "mask":
-        return True
-    honest = honest_stages(mutation.packing)
-    rows = honest.layout(case.groups)
-    targets = honest.supervision(rows, honest.predictors(rows))
-    masks = (honest.mask(rows), honest.replaced("mask", mutation.replacement).mask(rows))
-    kept, wrong = (
-        _within(window, mask, honest_positions(rows))[targets.rows, targets.predictor_slots] for mask in masks
-    )
-    return not torch.equal(_attended(kept), _attended(wrong)) or kept.dtype != wrong.dtype
 
 
 def _logits(stages: Stages, model: Any, rows: Rows, parameters: Parameters, inputs: Mapping[str, Any]) -> Tensor:

@@ -43,6 +43,7 @@ def honest_stages(packing: Packing) -> Stages:
         layout=partial(_layout, packing),
         positions=honest_positions,
         mask=_mask,
+        window=_window,
         activations=honest_activations,
         predictors=_predictors,
         supervision=_supervision,
@@ -114,6 +115,29 @@ def honest_positions(rows: Rows) -> Tensor:
 
 def _mask(rows: Rows) -> Tensor:
     return torch.stack([attention_rule(forest) for forest in _forests(rows)])
+
+
+def _window(rows: Rows, mask: Tensor, window: int) -> Tensor:
+    """Hide what is far on the path, whatever else the mask says; [B, T query, T key].
+
+    A query that would be left without any key keeps those of the mask: its output would not be defined.
+    """
+    positions = honest_positions(rows)
+    far = positions[:, :, None] - positions[:, None, :] >= window
+    within = mask & ~far if mask.dtype == torch.bool else mask.masked_fill(far, -torch.inf)
+    return torch.where(attended(within).any(-1, keepdim=True), within, mask)
+
+
+def attended(mask: Tensor) -> Tensor:
+    """What a mask lets through: whatever is not at minus infinity is attended to, however little.
+
+    Args:
+        mask: Bool, or what is added to scores; [B, T query, T key].
+
+    Returns:
+        Bool, of the same shape.
+    """
+    return mask if mask.dtype == torch.bool else mask > -torch.inf
 
 
 def honest_activations(rows: Rows, module: str, output: Tensor) -> Tensor:

@@ -191,9 +191,9 @@ def windowed(bench: Workbench) -> Diagnostician:
     return Diagnostician(replace(bench, request=request, variations=("eager",), faults=()))
 
 
-def test_a_mask_without_the_window_of_the_model_is_the_mask(windowed: Diagnostician, wrong: Wrong) -> None:
+def test_a_mask_without_the_window_of_the_model_is_the_window(windowed: Diagnostician, wrong: Wrong) -> None:
     suspect = windowed.diagnose(wrong("Trainer"), []).suspects[0]
-    assert suspect.stage == "mask"
+    assert suspect.stage == "window"
     assert suspect.because.endswith("a window of the model")
 
 

@@ -26,6 +26,7 @@ from verify.faults.catalogue import (
     FAULTS_OF_REFERENCES,
     FAULTS_OF_REWARDS,
     FAULTS_OF_ROUTERS,
+    FAULTS_OF_WINDOWS,
     biting_cases,
     mutation_named,
 )
@@ -47,6 +48,7 @@ ALL_FAULTS = (
     *FAULTS_OF_REFERENCES,
     *FAULTS_OF_IMAGES,
     *FAULTS_OF_ROUTERS,
+    *FAULTS_OF_WINDOWS,
     *FAULTS_OF_EVERY_WEIGHT,
 )
 UNSEEN = {fault.name for fault in ALL_FAULTS if "bfloat16" not in fault.dtypes}
@@ -69,7 +71,7 @@ def test_names_are_distinct_and_stable_ids() -> None:
 
 def test_there_are_many_faults_and_some_at_every_stage() -> None:
     assert len(FAULTS) >= 50
-    assert {fault.stage for fault in FAULTS} == set(STAGES) - {*STAGES_OF_REWARDS, "routers"}
+    assert {fault.stage for fault in FAULTS} == set(STAGES) - {*STAGES_OF_REWARDS, "routers", "window"}
     assert {fault.stage for fault in FAULTS_OF_REWARDS} >= set(STAGES_OF_REWARDS)
 
 

@@ -18,7 +18,7 @@ from verify.models.request import ModelRequest
 from verify.objective import Preference
 from verify.proof_of_life.findings import notes_of
 from verify.proof_of_life.planting import choose_plantings, slots_in_passes
-from verify.proof_of_life.probes import PROBES, PROBES_OF_REWARDS, PROBES_OF_ROUTERS
+from verify.proof_of_life.probes import PROBES, PROBES_OF_REWARDS, PROBES_OF_ROUTERS, PROBES_OF_WINDOWS
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.selection import select_subject
 from verify.tolerance import Policy
@@ -52,7 +52,7 @@ def packed_slots(case: Case) -> int:
 
 
 def test_every_stage_of_the_packed_step_has_a_probe_and_none_has_two_names() -> None:
-    every = (*PROBES, *PROBES_OF_REWARDS, *PROBES_OF_ROUTERS)
+    every = (*PROBES, *PROBES_OF_REWARDS, *PROBES_OF_ROUTERS, *PROBES_OF_WINDOWS)
     assert {probe.mutation.stage for probe in every} == set(STAGES)
     assert len({probe.fault for probe in every}) == len(every)
 
@@ -94,6 +94,17 @@ def test_a_fault_between_layers_is_not_planted_in_a_model_of_one(request_: GateR
         for layers in (1, 2)
     }
     assert names[2] - names[1] == {"first-layer-without-gradient"}
+
+
+def test_faults_of_a_window_are_planted_where_some_case_is_longer_than_it(request_: GateRequest) -> None:
+    of_windows = {probe.fault for probe in PROBES_OF_WINDOWS}
+    without = choose_plantings(request_, vocab_size=257, num_layers=2, is_tiny=True)
+    short = choose_plantings(request_, vocab_size=257, num_layers=2, is_tiny=True, window=8)
+    long = choose_plantings(request_, vocab_size=257, num_layers=2, is_tiny=True, window=4096)
+    assert not of_windows & {planting.probe.fault for planting in without.chosen}
+    assert of_windows <= {planting.probe.fault for planting in short.chosen}
+    assert not of_windows & {planting.probe.fault for planting in long.chosen}
+    assert {long.left_out[name] for name in of_windows} == {"no case is long enough for a window of 4096 tokens"}
 
 
 def test_a_planted_fault_is_no_namesake_of_a_fault_that_was_asked_for(request_: GateRequest) -> None:

@@ -10,6 +10,7 @@ from verify.diagnosis.sources import responses_exchanged
 from verify.diagnosis.stages.evidence import Evidence
 from verify.diagnosis.stages.suspect import INFERRED, MEASURED, POSSIBLE, Suspect
 from verify.diagnosis.tokens import CaseToken, describe
+from verify.faults.stages import StageName
 from verify.groups import PreferenceGroup
 
 
@@ -62,7 +63,8 @@ def _sight(evidence: Evidence) -> Iterator[Suspect]:
         yield Suspect("positions", POSSIBLE, describe_positions(sight, evidence.tokens, evidence.groups))
         return
     if queries:
-        yield Suspect("mask", MEASURED, describe_sight(sight, evidence.tokens, evidence.groups))
+        stage: StageName = "window" if sight.out_of_window else "mask"
+        yield Suspect(stage, MEASURED, describe_sight(sight, evidence.tokens, evidence.groups))
     if sight.misplaced:
         yield Suspect(
             "positions", INFERRED if queries else MEASURED,
