@@ -26,15 +26,13 @@ from verify.data.pairs import (
     text_pair,
     turns_group,
 )
+from verify.data.row_values import clipped, described, names_of, text_of, turns_in, turns_of
 from verify.data.rows import DataError, Row
 from verify.data.violations import Reason, UnusableRow
 
 CONTEXT_COLUMNS = ("image", "images", "image_path", "tools", "chat_template_kwargs")
 """Columns that a trainer may feed to the model beside the text. They are left out here, and the result says so."""
 _ANY_CONTEXT_COLUMN = frozenset(CONTEXT_COLUMNS)
-
-_TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "images", "reasoning_content", "thinking")
-"""Fields of a turn that chat templates render; a turn that fills one is more than role and content."""
 
 
 def _is_text_or_null(value: object) -> bool:
@@ -116,7 +114,7 @@ class Shape:
         """Why a row is not of this shape; empty if it is."""
         missing = [f"missing column {name!r}" for name in self.columns if name not in row.columns]
         unfit = [
-            f"column {name!r} is {_describe(row.columns[name])}, expected {kind.words}"
+            f"column {name!r} is {described(row.columns[name])}, expected {kind.words}"
             for name, kind in self.columns.items()
             if name in row.columns and not kind.fits(row.columns[name])
         ]
@@ -136,29 +134,29 @@ def _read_conversations(row: Row) -> PromptAndResponses:
     Which one differs between data sets (the first in UltraFeedback, the last in Capybara), so any of them will do;
     blanks around it do not count, because the column is compared and never tokenised.
     """
-    pair = split_conversations(_turns(row, "chosen"), _turns(row, "rejected"), row.place)
+    pair = split_conversations(turns_in(row, "chosen"), turns_in(row, "rejected"), row.place)
     prompt = row.columns["prompt"].strip()
     for turn in pair.prompt:
         if turn.role == USER and turn.content.strip() == prompt:
             break
     else:
-        detail = f"no shared user turn is the prompt column {_clip(prompt)}"
+        detail = f"no shared user turn is the prompt column {clipped(prompt)}"
         raise UnusableRow(Reason.PROMPT_COLUMN_DIFFERS, row.place, detail)
     return pair
 
 
 def _read_implicit_prompt(row: Row) -> PromptAndResponses:
-    return split_conversations(_turns(row, "chosen"), _turns(row, "rejected"), row.place)
+    return split_conversations(turns_in(row, "chosen"), turns_in(row, "rejected"), row.place)
 
 
 def _read_explicit_prompt(row: Row) -> PromptAndResponses:
     """Prompt turns, and the turns after them; further turns that both sides share join the prompt."""
-    prompt = _turns(row, "prompt")
+    prompt = turns_in(row, "prompt")
     if not prompt:
         raise UnusableRow(Reason.EMPTY_PROMPT, row.place, "the prompt column holds no turn")
     sides = []
     for name in ("chosen", "rejected"):
-        response = _turns(row, name)
+        response = turns_in(row, name)
         if not response:
             raise UnusableRow(Reason.EMPTY_RESPONSE, row.place, f"{name} holds no turn")
         if response[0] == prompt[0] and response[: len(prompt)] == prompt:
@@ -170,12 +168,12 @@ def _read_explicit_prompt(row: Row) -> PromptAndResponses:
 
 
 def _read_text(row: Row) -> PromptAndResponses:
-    prompt, chosen, rejected = (_text(row.columns[name], name, row) for name in ("prompt", "chosen", "rejected"))
+    prompt, chosen, rejected = (text_of(row.columns[name], name, row) for name in ("prompt", "chosen", "rejected"))
     return text_pair(prompt, chosen, rejected, row.place)
 
 
 def _read_orca(row: Row) -> PromptAndResponses:
-    system = _text(row.columns["system"] or "", "system", row)
+    system = text_of(row.columns["system"] or "", "system", row)
     prompt = (Turn(SYSTEM, system),) if system else ()
     return _question_pair(row.columns, prompt, row)
 
@@ -186,11 +184,11 @@ def _read_rlhf_v(row: Row) -> PromptAndResponses:
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{row.place}: column 'text' is not JSON: {error}: expected {_RLHF_V_TEXT}, or a row of another shape; "
-            f"columns found: {_names(row.columns)}"
+            f"columns found: {names_of(row.columns)}"
         ) from error
     fields = ("question", "chosen", "rejected")
     if not isinstance(answer, dict) or not all(isinstance(answer.get(name), str) for name in fields):
-        found = _describe(answer) if not isinstance(answer, dict) else f"an object with {_names(answer)}"
+        found = described(answer) if not isinstance(answer, dict) else f"an object with {names_of(answer)}"
         raise DataError(f"{row.place}: column 'text' holds {found}: expected {_RLHF_V_TEXT}")
     # The JSON in the text can spell what the row's own could not.
     return _question_pair(answer, (), row._replace(is_encodable=False))
@@ -200,26 +198,26 @@ _RLHF_V_TEXT = "a JSON object with the strings question, chosen and rejected"
 
 
 def _question_pair(fields: Mapping[str, Any], system: Turns, row: Row) -> PromptAndResponses:
-    prompt = (*system, Turn(USER, _text(fields["question"], "question", row)))
-    chosen, rejected = _text(fields["chosen"], "chosen", row), _text(fields["rejected"], "rejected", row)
+    prompt = (*system, Turn(USER, text_of(fields["question"], "question", row)))
+    chosen, rejected = text_of(fields["chosen"], "chosen", row), text_of(fields["rejected"], "rejected", row)
     return question_pair(prompt, chosen, rejected, row.place)
 
 
 def _read_text_group(row: Row) -> ResponseGroup:
     columns = row.columns
     chosen, rejected = (
-        [_text(text, f"{side}[{index}]", row) for index, text in enumerate(columns[side])]
+        [text_of(text, f"{side}[{index}]", row) for index, text in enumerate(columns[side])]
         for side in ("chosen", "rejected")
     )
-    return text_group(_text(columns["prompt"], "prompt", row), chosen, rejected, row.place)
+    return text_group(text_of(columns["prompt"], "prompt", row), chosen, rejected, row.place)
 
 
 def _read_turns_group(row: Row) -> ResponseGroup:
-    prompt = _turns(row, "prompt")
+    prompt = turns_in(row, "prompt")
     if not prompt:
         raise UnusableRow(Reason.EMPTY_PROMPT, row.place, "the prompt column holds no turn")
     chosen, rejected = (
-        [_turns_of(turns, f"{side}[{index}]", row) for index, turns in enumerate(row.columns[side])]
+        [turns_of(turns, f"{side}[{index}]", row) for index, turns in enumerate(row.columns[side])]
         for side in ("chosen", "rejected")
     )
     for side, responses in (("chosen", chosen), ("rejected", rejected)):
@@ -291,10 +289,10 @@ def shape_of(row: Row) -> Shape:
             return shape
     # max keeps the first of several, so the answer does not depend on chance.
     closest = max(SHAPES, key=lambda shape: (shape.num_fitting(row), -len(shape.faults(row))))
-    found = f"{row.place}: not a known shape of preference row; columns found: {_names(row.columns)}"
+    found = f"{row.place}: not a known shape of preference row; columns found: {names_of(row.columns)}"
     if closest.num_fitting(row):
         raise DataError(f"{found}; closest is {closest.name}: {'; '.join(closest.faults(row))}")
-    known = ", ".join(f"{shape.name} ({_names(shape.columns)})" for shape in SHAPES)
+    known = ", ".join(f"{shape.name} ({names_of(shape.columns)})" for shape in SHAPES)
     raise DataError(f"{found}; known shapes: {known}")
 
 
@@ -335,77 +333,3 @@ def left_out_columns(row: Row) -> tuple[str, ...]:
     if _ANY_CONTEXT_COLUMN.isdisjoint(row.columns):
         return ()
     return tuple(name for name in CONTEXT_COLUMNS if row.columns.get(name))
-
-
-def _turns(row: Row, column: str) -> Turns:
-    return _turns_of(row.columns[column], column, row)
-
-
-def _turns_of(values: Iterable[Mapping[str, Any]], name: str, row: Row) -> Turns:
-    turns: list[Turn] = []
-    is_encodable = row.is_encodable
-    for value in values:
-        try:
-            role, content = value["role"], value["content"]
-        except KeyError:
-            role = content = None
-        # Nearly every turn is this one: a role, a text and no more.
-        if type(role) is type(content) is str and len(value) == 2 and (is_encodable or _is_text(role + content)):
-            turns.append(_new_turn(Turn, (role, content)))
-        else:
-            turns.append(_odd_turn(value, name, len(turns), row))
-    return tuple(turns)
-
-
-# Half the time of Turn(role, content), which has to sort out its arguments first.
-_new_turn: Callable[[type[Turn], tuple[str, str]], Turn] = tuple.__new__
-
-
-def _odd_turn(value: Mapping[str, Any], column: str, index: int, row: Row) -> Turn:
-    role, content = value.get("role"), value.get("content")
-    name = f"{column}[{index}]"
-    if not isinstance(role, str) or "content" not in value:
-        raise DataError(f"{row.place}: {name} has {_names(value)}: expected a turn with the string role, and content")
-    for extra in _TURN_EXTRAS:
-        if value.get(extra):
-            raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} carries {extra!r}")
-    return Turn(_text(role, f"{name}.role", row), _text(content, f"{name}.content", row))
-
-
-def _is_text(value: str) -> bool:
-    """Whether a string can be encoded: JSON can spell half a surrogate pair, which no tokenizer takes."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _text(value: object, name: str, row: Row) -> str:
-    if not isinstance(value, str):
-        raise UnusableRow(Reason.TURN_NOT_TEXT, row.place, f"{name} is {_describe(value)}")
-    if not row.is_encodable and not _is_text(value):
-        raise UnusableRow(Reason.HALF_A_CHARACTER, row.place, f"{name} holds half a surrogate pair")
-    return value
-
-
-def _describe(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, list):
-        if not value:
-            return "an empty list"
-        odd = next((i for i, item in enumerate(value) if not isinstance(item, dict)), None)
-        return "a list" if odd is None else f"a list whose item {odd} is {_describe(value[odd])}"
-    names = {str: "a string", dict: "an object", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), f"a {type(value).__name__}")
-
-
-def _names(columns: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(columns)) or "none"
-
-
-def _clip(text: str, most: int = 60) -> str:
-    return repr(text if len(text) <= most else text[: most - 3] + "...")

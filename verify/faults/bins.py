@@ -20,7 +20,7 @@ from verify.faults.layout_conditions import (
     BINS_PADDED,
     LONGEST_CAN_BE_CUT,
 )
-from verify.faults.mask import mask_of_first_row
+from verify.faults.mask_kernels import mask_of_first_row
 from verify.faults.rows import Rows
 from verify.faults.stages import Accumulation, Batch, Layout, Mask, Supervision, Targets, Terms
 from verify.groups import PreferenceGroup
