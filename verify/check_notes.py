@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,65 +36,103 @@ def notes_of(prepared: PreparedCheck, published: int) -> list[str]:
     Returns:
         One line each.
     """
-    options, request, notes = prepared.options, prepared.request, []
+    return [
+        *_of_cases(prepared),
+        *_of_weights(prepared, published),
+        *_of_cases_elsewhere(prepared),
+        *_of_training(prepared),
+        *_of_routers(prepared),
+        *_of_what_is_left_out(prepared),
+        *_of_settings(prepared),
+    ]
+
+
+def _of_cases(prepared: PreparedCheck) -> Iterator[str]:
+    options = prepared.options
     if prepared.loaded is not None:
-        notes.append(prepared.loaded.describe())
+        yield prepared.loaded.describe()
     if options.cases_file is not None:
-        notes.append(f"cases are those of {options.cases_file.name} (sha256 {file_sha256(options.cases_file)})")
+        yield f"cases are those of {options.cases_file.name} (sha256 {file_sha256(options.cases_file)})"
+
+
+def _of_weights(prepared: PreparedCheck, published: int) -> Iterator[str]:
+    options, model = prepared.options, prepared.request.model
     if options.layers is not None and options.layers < published:
-        notes.append(f"the depth was cut: {options.layers} of {published} layers")
+        yield f"the depth was cut: {options.layers} of {published} layers"
     if options.model.lower() in NAMED_CONFIGS and not options.is_tiny:
-        notes.append("weights are seeded random numbers on the published config, not the published weights")
-    if request.model.config is not None:
-        notes.append(f"weights are seeded random numbers on the shape of {Path(options.model).name}")
-    if request.model.family:
-        notes.append("weights are seeded random numbers on a tiny config of the family")
-    if options.full and not options.cases and options.cases_file is None and prepared.loaded is None:
-        config = requested_config(request.model)
-        if not prepared.reduced and request.objective.name == "sigmoid" and unknown_to_oracle(config):
-            notes.append(
-                "the case objective-reward-model was left out: reward models are judged where there is an oracle"
-            )
+        yield "weights are seeded random numbers on the published config, not the published weights"
+    if model.config is not None:
+        yield f"weights are seeded random numbers on the shape of {Path(options.model).name}"
+    if model.family:
+        yield "weights are seeded random numbers on a tiny config of the family"
+
+
+def _of_cases_elsewhere(prepared: PreparedCheck) -> Iterator[str]:
+    """Cases and variations that the model cannot have, and cases that are run on another one."""
+    options, request = prepared.options, prepared.request
+    config = requested_config(request.model)
+    all_of_ours = options.full and not options.cases and options.cases_file is None and prepared.loaded is None
+    if all_of_ours and not prepared.reduced and request.objective.name == "sigmoid" and unknown_to_oracle(config):
+        yield "the case objective-reward-model was left out: reward models are judged where there is an oracle"
     if request.model_with_images is not None:
-        notes.append(
+        yield (
             f"cases with images were run on {request.model_with_images.name}, whose noise was measured apart, and held "
             "against its own unpacked path in float64"
         )
-    if not options.variations and not has_rotary_positions(requested_config(request.model)):
-        notes.append("positions are not rotary: the variation junk-in-front would change values, and was left out")
-    if request.model.train == "all":
-        notes.append("every weight was trained: embedding, norms, projections and head; there are no adapters")
-    if request.model.reference != "adapters-off":
-        notes.append(f"reference policy: {_REFERENCES[request.model.reference]}")
-    notes += _of_routers(prepared)
+    if not options.variations and not has_rotary_positions(config):
+        yield "positions are not rotary: the variation junk-in-front would change values, and was left out"
+
+
+def _of_training(prepared: PreparedCheck) -> Iterator[str]:
+    model = prepared.request.model
+    if model.train == "all":
+        yield "every weight was trained: embedding, norms, projections and head; there are no adapters"
+    if model.reference != "adapters-off":
+        yield f"reference policy: {_REFERENCES[model.reference]}"
+
+
+def _of_what_is_left_out(prepared: PreparedCheck) -> Iterator[str]:
+    """What ``--full`` would have run as well."""
+    options = prepared.options
     if prepared.reduced:
-        reduced = {
-            "cases": not options.cases and options.cases_file is None and prepared.loaded is None,
-            "subjects": not options.subjects and not options.backends,
-            "variations": not options.variations,
-        }
-        which = [name for name, is_reduced in reduced.items() if is_reduced]
-        if which:
-            notes.append(
-                f"a large model: fewer {', '.join(which)} than for the tiny one ran by default; "
-                "--case, --subject and --variation ask for more, --full for all"
-            )
-        names = ", ".join(check.name for check in FEW_PASSES)
-        notes.append(f"a large model: of the exact checks only {names}, which take few passes of it")
-    elif not options.full and not options.subjects and not options.backends:
-        notes.append(f"left out to be quick, and judged with --full: {', '.join(ONLY_IN_FULL)}")
-    if not prepared.reduced and not options.full:
-        left_out = any(s in PACKED_SUBJECTS and s.name not in QUICK_SUBJECTS for s in request.subjects)
-        of_ours = f", of our own packed subjects on {' and '.join(QUICK_SUBJECTS)} alone" if left_out else ""
-        notes.append(
-            f"of the exact checks optimizer-steps ran on pairs alone{of_ours}, and left out were "
-            f"{', '.join(CHECKS_ONLY_IN_FULL)}; --full runs all of them on every kind of case"
+        yield from _of_a_large_model(prepared)
+        return
+    if options.full:
+        return
+    if not options.subjects and not options.backends:
+        yield f"left out to be quick, and judged with --full: {', '.join(ONLY_IN_FULL)}"
+    left_out = any(s in PACKED_SUBJECTS and s.name not in QUICK_SUBJECTS for s in prepared.request.subjects)
+    of_ours = f", of our own packed subjects on {' and '.join(QUICK_SUBJECTS)} alone" if left_out else ""
+    yield (
+        f"of the exact checks optimizer-steps ran on pairs alone{of_ours}, and left out were "
+        f"{', '.join(CHECKS_ONLY_IN_FULL)}; --full runs all of them on every kind of case"
+    )
+
+
+def _of_a_large_model(prepared: PreparedCheck) -> Iterator[str]:
+    options = prepared.options
+    reduced = {
+        "cases": not options.cases and options.cases_file is None and prepared.loaded is None,
+        "subjects": not options.subjects and not options.backends,
+        "variations": not options.variations,
+    }
+    which = [name for name, is_reduced in reduced.items() if is_reduced]
+    if which:
+        yield (
+            f"a large model: fewer {', '.join(which)} than for the tiny one ran by default; "
+            "--case, --subject and --variation ask for more, --full for all"
         )
+    names = ", ".join(check.name for check in FEW_PASSES)
+    yield f"a large model: of the exact checks only {names}, which take few passes of it"
+
+
+def _of_settings(prepared: PreparedCheck) -> Iterator[str]:
+    options = prepared.options
     if options.policy is not None:
-        notes.append(f"tolerances are those of {options.policy.name}, not the default policy")
-    if options.device == "cpu" and any(getattr(subject, "backend", "") == "flex" for subject in request.subjects):
-        notes.append("flex ran unfused and forward only: FlexAttention has no backward pass on a CPU")
-    return notes
+        yield f"tolerances are those of {options.policy.name}, not the default policy"
+    of_flex = any(getattr(subject, "backend", "") == "flex" for subject in prepared.request.subjects)
+    if options.device == "cpu" and of_flex:
+        yield "flex ran unfused and forward only: FlexAttention has no backward pass on a CPU"
 
 
 def _of_routers(prepared: PreparedCheck) -> list[str]:

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from verify.cases import Case, over, under
-from verify.default_cases.images import image_cases
-from verify.default_cases.objectives import objective_cases
-from verify.default_cases.references import reference_cases
-from verify.default_cases.tiny import tiny_cases
+from verify.fault_grounds import (
+    COEFFICIENT_OF_ROUTERS,
+    GROUND_NAMES,
+    MODEL_WITH_IMAGES,
+    MODEL_WITH_ROUTERS,
+    MODEL_WITH_WINDOWS,
+    OBJECTIVE,
+    Ground,
+    GroundName,
+    fault_grounds,
+    ground_of,
+)
 from verify.faults.catalogue import biting_cases
-from verify.faults.fault import Fault, Mutation
+from verify.faults.fault import Mutation
 from verify.faults.kernels import NOISY_KERNELS, NoisyKernel
 from verify.faults.selection import asked_where_it_bites, select_mutations
 from verify.gate import GateRequest
 from verify.gate_pieces import Piece, pieces_of
 from verify.jobs import choose_num_processes, why_one_process
 from verify.models.dtypes import DTYPES
-from verify.models.lora import LoraSpec
-from verify.models.request import ModelRequest, requested_config, vocabulary_size
-from verify.models.sliding_window import sliding_window
-from verify.models.vision import TINY_WITH_IMAGES, image_format
-from verify.objective import COMPARING_NAMES, SFT_NAMES, ComparingName, Preference
+from verify.objective import COMPARING_NAMES, SFT_NAMES, ComparingName
 from verify.subjects.faulty import FaultySubject
 from verify.subjects.pairwise import VARIATIONS, default_variations
-from verify.subjects.within_window import shows_within
-from verify.tolerance import load_policy
-
-OBJECTIVE = Preference(beta=0.1, label_smoothing=0.1)
-"""No option at the value that hides its absence: beta is not 1, label smoothing not 0."""
-MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS, MODEL_WITH_WINDOWS = (
-    "tiny",
-    TINY_WITH_IMAGES,
-    "tiny-qwen3-moe",
-    "tiny-mistral",
-)
-"""What faults are planted in: those of images in a model that sees them, those of routers in a mixture of experts, and
-those of windows in a model whose layers have one."""
-COEFFICIENT_OF_ROUTERS = 0.01
-"""Small, as in training: the loss of routers is then a hundredth of the loss."""
-_CASES_OF_ROUTERS = 4
+from verify.tolerance import Policy, load_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +88,7 @@ class PlannedRun:
 
     @property
     def exact_pieces(self) -> list[ExactPiece]:
-        """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call.
-
-        Nor faults of images, routers and other frozen policies: the cases of the checks have none of these. Of those of
-        a step that trains every weight only what a check is named for.
-        """
+        """What is put to the exact checks: nothing in a noisy kernel, where bits differ from call to call."""
         if self.kernel is not None:
             return []
         return [
@@ -159,56 +143,23 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
     Raises:
         ValueError: An unknown fault, case or dtype, or a named fault that no case can show.
     """
-    grounds = _grounds(options)
+    grounds = fault_grounds(options.seed, options.cases)
     asked, policy = _dtypes(options), load_policy(options.policy)
     runs: list[PlannedRun] = []
     left_out: list[str] = []
-    for mutations, kernel, ground in _wanted(options.faults):
-        model, cases, of_run = grounds[ground]
-        # Rounding turns expert choices in bfloat16, and then nothing is proven of those faults.
-        dtypes = tuple(dtype for dtype in asked if ground != "routers" or dtype != "bfloat16")
+    for mutations, kernel, name in _wanted(options.faults):
+        ground = grounds[name]
+        dtypes = tuple(dtype for dtype in asked if dtype not in ground.dtypes_left_out)
         if not dtypes:
-            left_out += [f"{mutation.name} in bfloat16" for mutation in mutations]
+            left_out += [f"{mutation.name} in {', '.join(asked)}" for mutation in mutations]
             continue
-        window = sliding_window(requested_config(model)) if ground == "windows" else None
-        chosen, without_case = _on_biting_cases(
-            mutations, cases, options.cases_per_fault, named=bool(options.faults), window=window
-        )
+        chosen, without_case = _on_biting_cases(mutations, ground, options.cases_per_fault, named=bool(options.faults))
         if without_case and (options.faults or not options.cases):
             where = without_case[0].bites_where.words
             raise ValueError(f"fault {without_case[0].name}: no case can show it; it bites where {where}")
         left_out += [f"{mutation.name} in {kernel.name}" if kernel else mutation.name for mutation in without_case]
-        if not chosen:
-            continue
-        subjects = tuple(FaultySubject(mutation=m, cases=frozenset(c.name for c in shown_by)) for m, shown_by in chosen)
-        used = {case.name for _, shown_by in chosen for case in shown_by}
-        request = GateRequest(
-            model=model,
-            dtypes=dtypes,
-            subjects=subjects,
-            cases=tuple(
-                case for case in cases if case.name in used or not (kernel or ground in ("every weight", "windows"))
-            ),
-            objective=of_run,
-            policy=policy,
-            variations=default_variations(model.device) if kernel is None else tuple(VARIATIONS),
-            seed=options.seed,
-            prepare_model=kernel.plant if kernel else None,
-        )
-        runs.append(
-            PlannedRun(
-                request=request,
-                mutations={s.name: mutation for s, (mutation, _) in zip(subjects, chosen, strict=True)},
-                exact_under={
-                    s.name: objective
-                    for s, (mutation, shown_by) in zip(subjects, chosen, strict=True)
-                    if ground != "routers"
-                    and (ground != "every weight" or _is_for_exact_checks(mutation))
-                    and (objective := _exact_under(shown_by[0])) is not None
-                },
-                kernel=kernel,
-            )
-        )
+        if chosen:
+            runs.append(_planned(chosen, ground, kernel, dtypes=dtypes, policy=policy, seed=options.seed))
     if not runs:
         raise ValueError("no fault of the catalogue bites on the cases that were named: nothing would be proven")
     num_processes = choose_num_processes(
@@ -223,6 +174,42 @@ def prepare_faults(options: FaultOptions) -> PreparedFaults:
         ),
     )
     return PreparedFaults(runs=tuple(runs), notes=tuple(_notes(runs, left_out)), num_processes=num_processes)
+
+
+_Chosen = list[tuple[Mutation, tuple[Case, ...]]]
+"""Mutations with the cases that they are run on."""
+
+
+def _planned(
+    chosen: _Chosen, ground: Ground, kernel: NoisyKernel | None, *, dtypes: tuple[str, ...], policy: Policy, seed: int
+) -> PlannedRun:
+    """A run of the gate with a subject for each mutation; noise is measured on all cases of the ground, as a rule."""
+    subjects = {
+        mutation: FaultySubject(mutation=mutation, cases=frozenset(case.name for case in shown_by))
+        for mutation, shown_by in chosen
+    }
+    used = {case.name for _, shown_by in chosen for case in shown_by}
+    only_used = kernel is not None or ground.only_cases_of_faults
+    request = GateRequest(
+        model=ground.model,
+        dtypes=dtypes,
+        subjects=tuple(subjects.values()),
+        cases=tuple(case for case in ground.cases if case.name in used or not only_used),
+        objective=ground.objective,
+        policy=policy,
+        variations=default_variations(ground.model.device) if kernel is None else tuple(VARIATIONS),
+        seed=seed,
+        prepare_model=kernel.plant if kernel else None,
+    )
+    under = {
+        subjects[mutation].name: _exact_under(shown_by[0]) for mutation, shown_by in chosen if ground.is_asked(mutation)
+    }
+    return PlannedRun(
+        request=request,
+        mutations={subject.name: mutation for mutation, subject in subjects.items()},
+        exact_under={name: objective for name, objective in under.items() if objective is not None},
+        kernel=kernel,
+    )
 
 
 def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]:
@@ -244,9 +231,8 @@ def _notes(runs: Sequence[PlannedRun], left_out: Sequence[str]) -> Iterator[str]
         yield "faults of full training are planted in a step that trains every weight, on cases of their own"
 
 
-_GroundName = Literal["text", "images", "every weight", "routers", "windows"]
-_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, _GroundName]
-"""What to plant together: in which kernel, and in which model."""
+_Wanted = tuple[tuple[Mutation, ...], NoisyKernel | None, GroundName]
+"""What to plant together: in which kernel, and on which ground."""
 
 
 def _exact_under(case: Case) -> ComparingName | None:
@@ -256,54 +242,34 @@ def _exact_under(case: Case) -> ComparingName | None:
     return case.objective_name if case.objective_name in COMPARING_NAMES else OBJECTIVE.name
 
 
-def _is_for_exact_checks(mutation: Mutation) -> bool:
-    return isinstance(mutation, Fault) and not {"parity", "packed-ran"} & set(mutation.must_kill)
-
-
 def _wanted(names: Sequence[str]) -> Iterator[_Wanted]:
     """What to plant under ordinary kernels, then in each noisy one; a noisy kernel can be named like a fault."""
     kernels = {kernel.name: kernel for kernel in NOISY_KERNELS}
     faults = [name for name in names if name not in kernels]
     selected = select_mutations(faults) if faults or not names else ()
-    if of_text := tuple(mutation for mutation in selected if _ground_of(mutation) == "text"):
+    if of_text := tuple(mutation for mutation in selected if ground_of(mutation) == "text"):
         yield of_text, None, "text"
     for name, kernel in kernels.items():
         if name in names or not names:
             yield select_mutations(kernel.planted), kernel, "text"
-    others: tuple[_GroundName, ...] = ("images", "every weight", "routers", "windows")
-    for ground in others:
-        if planted_there := tuple(mutation for mutation in selected if _ground_of(mutation) == ground):
+    for ground in GROUND_NAMES[1:]:
+        if planted_there := tuple(mutation for mutation in selected if ground_of(mutation) == ground):
             yield planted_there, None, ground
 
 
-def _ground_of(mutation: Mutation) -> _GroundName:
-    if mutation.of_routers:
-        return "routers"
-    if mutation.of_windows:
-        return "windows"
-    if "lora" not in mutation.trains:
-        return "every weight"
-    return "images" if mutation.with_images else "text"
-
-
 def _on_biting_cases(
-    mutations: Sequence[Mutation], cases: tuple[Case, ...], at_most: int, *, named: bool, window: int | None
-) -> tuple[list[tuple[Mutation, tuple[Case, ...]]], list[Mutation]]:
+    mutations: Sequence[Mutation], ground: Ground, at_most: int, *, named: bool
+) -> tuple[_Chosen, list[Mutation]]:
     """Mutations with the cases that they are run on, and those that no case can show."""
     chosen, without_case = [], []
     for selected in mutations:
-        mutation = asked_where_it_bites(selected, cases)
-        showing = [case for case in cases if window is None or _shows_within(window, mutation, case)]
+        mutation = asked_where_it_bites(selected, ground.cases)
+        showing = [case for case in ground.cases if ground.shows(mutation, case)]
         if shown_by := _shown_by(mutation, showing, at_most, named=named):
             chosen.append((mutation, shown_by))
         else:
             without_case.append(mutation)
     return chosen, without_case
-
-
-def _shows_within(window: int, mutation: Mutation, case: Case) -> bool:
-    # A harmless change shows nowhere.
-    return mutation.bites(case) and (not isinstance(mutation, Fault) or shows_within(window, mutation, case))
 
 
 def _shown_by(mutation: Mutation, cases: Sequence[Case], at_most: int, *, named: bool) -> tuple[Case, ...]:
@@ -324,45 +290,3 @@ def _dtypes(options: FaultOptions) -> tuple[str, ...]:
         if dtype not in DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}: give {', '.join(DTYPES)}")
     return options.dtypes or ("float64", "float32")
-
-
-_Ground = tuple[ModelRequest, tuple[Case, ...], Preference]
-"""A model that faults are planted in, the cases that are run on it, and their objective."""
-
-
-def _grounds(options: FaultOptions) -> dict[_GroundName, _Ground]:
-    """What mutations are planted in; of the cases those that were named."""
-    text, with_images, with_routers, with_windows = (
-        ModelRequest(name=name, seed=options.seed, lora=LoraSpec(strength=0.3))
-        for name in (MODEL, MODEL_WITH_IMAGES, MODEL_WITH_ROUTERS, MODEL_WITH_WINDOWS)
-    )
-    images = image_format(requested_config(with_images))
-    assert images is not None
-    sizes = vocabulary_size(text), vocabulary_size(with_images)
-    cases = tuple(
-        case for cases_of in (tiny_cases, objective_cases, reference_cases) for case in cases_of(sizes[0], options.seed)
-    )
-    of_images = image_cases(sizes[1], options.seed, images)
-    names = [case.name for case in (*cases, *of_images)]
-    for name in options.cases:
-        if name not in names:
-            raise ValueError(f"unknown case {name!r}: give some of {', '.join(names)}")
-
-    def named(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-        return tuple(case for case in cases if not options.cases or case.name in options.cases)
-
-    plain = [case for case in tiny_cases(sizes[0], options.seed) if case.kind == "pairs" and len(case.groups) > 1]
-    of_routers = sorted(plain, key=lambda case: case.pairwise_slots)[:_CASES_OF_ROUTERS]
-    every_weight = replace(text, train="all", reference="separate-model")
-    over_one = tuple(case for case in cases if case.reference is None)
-    return {
-        "text": (text, named(cases), OBJECTIVE),
-        "images": (with_images, named(of_images), OBJECTIVE),
-        "windows": (with_windows, named(tiny_cases(sizes[0], options.seed)), OBJECTIVE),
-        "every weight": (every_weight, named(over_one), OBJECTIVE),
-        "routers": (
-            with_routers,
-            named(tuple(of_routers)),
-            replace(OBJECTIVE, router_aux_loss_coef=COEFFICIENT_OF_ROUTERS),
-        ),
-    }

@@ -17,7 +17,7 @@ from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.diagnose import Diagnostician
 from verify.diagnosis.measurement import Attribution, leave_one_out
 from verify.diagnosis.study import Workbench
-from verify.fault_request import OBJECTIVE
+from verify.fault_grounds import OBJECTIVE
 from verify.faults.catalogue import ALL_FAULTS, FAULTS_OF_OBJECTIVES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest

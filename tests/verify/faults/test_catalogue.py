@@ -15,7 +15,7 @@ from verify.default_cases.images import image_cases
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.references import reference_cases
 from verify.default_cases.tiny import tiny_cases
-from verify.fault_request import OBJECTIVE
+from verify.fault_grounds import OBJECTIVE
 from verify.faults import content_conditions, frozen_policy, images, layout_conditions, objective_conditions
 from verify.faults.catalogue import (
     CATALOGUE,

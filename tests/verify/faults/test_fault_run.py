@@ -35,8 +35,9 @@ def test_faults_that_no_named_case_can_show_are_left_out_by_name() -> None:
     prepared = prepare_faults(FaultOptions(cases=("balanced",)))
     assert "sum-over-groups" in prepared.notes[0]
     assert "coefficients-permuted in jittery-query-gradients" in prepared.notes[0]
-    ordinary, noisy, every_weight = prepared.runs
+    ordinary, noisy, every_weight, windowed = prepared.runs
     assert every_weight.request.model.train == "all"
+    assert windowed.request.model.name == "tiny-mistral"
     assert "fault:sum-over-groups" not in ordinary.mutations
     assert "fault:causal-mask-only" in ordinary.mutations
     assert (ordinary.kernel, ordinary.request.prepare_model) == (None, None)
@@ -62,12 +63,14 @@ def test_a_noisy_kernel_can_be_asked_for_by_name() -> None:
 
 def test_faults_of_images_are_planted_in_a_model_that_sees_them_beside_all_others(tmp_path: Path) -> None:
     runs = [run for run in prepare_faults(FaultOptions()).runs if run.request.model.train == "lora"]
-    assert [run.request.model.name for run in runs] == ["tiny", "tiny", "tiny-llava", "tiny-qwen3-moe"]
+    assert [run.request.model.name for run in runs] == [
+        "tiny", "tiny", "tiny-llava", "tiny-qwen3-moe", "tiny-mistral"
+    ]  # fmt: skip
     for run in runs:
         sees = run.request.model.name == "tiny-llava"
         assert {mutation.with_images for mutation in run.mutations.values()} == {sees}
         assert all(case.has_images is sees for case in run.request.cases)
-        assert bool(run.exact_pieces) is (run is runs[0])
+        assert bool(run.exact_pieces) is (run in (runs[0], runs[-1]))
     names = ["label-smoothing-ignored", "images-left-out", "images-reversed"]
     options = [part for name in names for part in ("--fault", name)]
     cases = ["--case", "special-ids-inside", "--case", "equal-text-other-images"]

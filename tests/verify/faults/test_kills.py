@@ -59,7 +59,7 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def kills(gate: Callable[..., GateOutcome]) -> Mapping[str, Kill]:
-    from verify.fault_request import OBJECTIVE as SETTINGS
+    from verify.fault_grounds import OBJECTIVE as SETTINGS
 
     planted = (*(mutation_named(name) for name in CAUGHT_BY), *EQUIVALENT_MUTANTS)
     subjects = {}

@@ -90,7 +90,7 @@ CONTROLS = tuple(
 
 @pytest.fixture(scope="module")
 def kills(gate: Callable[..., GateOutcome]) -> Mapping[str, Kill]:
-    from verify.fault_request import OBJECTIVE as SETTINGS
+    from verify.fault_grounds import OBJECTIVE as SETTINGS
 
     cases_of: dict[Mutation, int] = {**{mutation_named(name): 1 for name in CAUGHT_BY}, **dict.fromkeys(CONTROLS, 3)}
     chosen = {m: frozenset(case.name for case in biting_cases(m, CASES, number)) for m, number in cases_of.items()}

@@ -14,7 +14,7 @@ from verify.default_cases.tiny import tiny_cases
 from verify.diagnosis.diagnose import Diagnostician
 from verify.diagnosis.measurement import leave_one_out
 from verify.diagnosis.study import Workbench
-from verify.fault_request import OBJECTIVE as SETTINGS
+from verify.fault_grounds import OBJECTIVE as SETTINGS
 from verify.fault_request import ExactPiece, FaultOptions, prepare_faults
 from verify.faults import other_objectives, two_pass
 from verify.faults.catalogue import FAULTS_OF_OBJECTIVES, mutation_named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from transformers import GPT2Config, MistralConfig, Qwen2Config
 from verify.cases import Case
 from verify.check_request import CheckOptions, prepare_check
 from verify.checks.gradient_yardsticks import PADDED_AND_EAGER, held_against_itself, measure_gradients
-from verify.fault_request import OBJECTIVE, FaultOptions, prepare_faults
+from verify.fault_grounds import OBJECTIVE
+from verify.fault_request import FaultOptions, prepare_faults
+from verify.fault_run import run_faults
 from verify.faults.catalogue import FAULTS_OF_WINDOWS, mutation_named
 from verify.faults.fault import Packing
 from verify.faults.kill_matrix import Outcome, kill_of
@@ -123,6 +126,22 @@ def test_faults_of_windows_are_planted_where_layers_have_one_on_cases_that_are_l
         for case in run.request.cases
     }
     assert min(longest.values()) > 8
+
+
+def test_a_fault_of_a_users_own_window_that_raises_is_an_error_of_that_fault(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from verify.faults.fault import Fault\n"
+        "def no(honest, rows, mask, window):\n    raise RuntimeError('no such window')\n"
+        "MINE = Fault(name='mine', stage='window', replacement=no, what='It raises.', signature='none')\n",
+        encoding="utf-8",
+    )
+    options = FaultOptions(
+        faults=(f"{tmp_path}/mine.py:MINE",), cases=("two-tokens-in-turn",), dtypes=("float32",), jobs=1
+    )
+    matrix = run_faults(prepare_faults(options), lambda *_: None, command=["faults"], started=0.0, import_s=0.0)
+    (mutation,) = matrix.mutations
+    assert (matrix.verdict, mutation.outcome) == ("ERROR", "error")
+    assert any("no such window" in reason for reason in mutation.reasons)
 
 
 def qwen2(**fields: object) -> Qwen2Config:
