@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from verify.groups import PreferenceGroup
+from verify.groups import PreferenceGroup, tokens_taking_part
 from verify.observation import Observation
 from verify.places import PlaceName, completion_place, pair_place, token_place
 
@@ -147,7 +147,7 @@ def compare_observations(
             _compare_vectors("margins", [actual.margins], [expected.margins], *pair),
         ]
     comparisons.append(_compare_vectors("loss", [actual.loss.reshape(1)], [expected.loss.reshape(1)], 1, _whole_place))
-    return (*comparisons, *_compare_gradients(actual, expected, sizes))
+    return (*comparisons, *_compare_gradients(actual, expected, groups, sizes))
 
 
 def compare_logps(
@@ -171,7 +171,10 @@ def compare_logps(
 
 
 def _compare_gradients(
-    actual: Observation, expected: Observation, sizes: Mapping[str, float] | None
+    actual: Observation,
+    expected: Observation,
+    groups: Sequence[PreferenceGroup],
+    sizes: Mapping[str, float] | None,
 ) -> tuple[Comparison, ...]:
     if actual.gradients is None:
         if not actual.gradients_absent_because:
@@ -191,7 +194,15 @@ def _compare_gradients(
             )
         )
     sizes = sizes or gradient_sizes(expected.gradients)
-    return _compare_tensors(actual.gradients, expected.gradients, sizes, expected.looked_up)
+    compared = _compare_tensors(actual.gradients, expected.gradients, sizes)
+    name = expected.looked_up
+    if name not in expected.gradients:
+        return compared
+    taking_part = tokens_taking_part(groups, is_reward_model=not expected.per_token_logps)
+    misplaced = _at_unused_rows(actual.gradients[name], expected.gradients[name], name, taking_part)
+    if misplaced is None:
+        return compared
+    return tuple(replace(c, max=math.inf, rms=math.inf, worst=(misplaced,)) if c.part == name else c for c in compared)
 
 
 def gradient_sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
@@ -247,14 +258,9 @@ def _compare_vectors(
 
 
 def _compare_tensors(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes: Mapping[str, float], looked_up: str
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], sizes: Mapping[str, float]
 ) -> tuple[Comparison, ...]:
-    """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small.
-
-    Rows of an embedding that is looked up and no more, whose true gradient is exactly zero, belong to tokens that take
-    no part: any gradient there is infinitely far, however small beside those of other rows. In one that is tied to the
-    head such zeros may be luck: with two responses of one token the terms of all other rows cancel.
-    """
+    """One comparison per tensor, from one pass over all of them: there are hundreds, most of them small."""
     for name, tensor in expected.items():
         if actual[name].shape != tensor.shape:
             raise StructureError(
@@ -290,14 +296,19 @@ def _compare_tensors(
                 non_finite=None if all_finite else _first_non_finite(a[part], e[part], place),
             )
         )
-        if name == looked_up and (misplaced := _at_unused_rows(actual[name], tensor, name)):
-            comparisons[-1] = replace(comparisons[-1], max=math.inf, rms=math.inf, worst=(misplaced,))
     return tuple(comparisons)
 
 
-def _at_unused_rows(actual: Tensor, expected: Tensor, name: str) -> Place | None:
-    """The first gradient in a row that has none."""
-    found = ((actual != 0) & ~expected.any(dim=-1, keepdim=True)).nonzero()
+def _at_unused_rows(actual: Tensor, expected: Tensor, name: str, taking_part: frozenset[int]) -> Place | None:
+    """The first gradient in a row of an embedding, looked up and no more, whose token takes no part.
+
+    It is infinitely far, however small beside those of other rows. A true gradient of zero alone is no sign: under a
+    sliding window the start of a prompt may reach only what two responses begin with alike, and its terms cancel. In an
+    embedding that is tied to the head those of all rows may, with two responses of one token.
+    """
+    unused = ~expected.any(dim=-1, keepdim=True)
+    unused[[token for token in taking_part if token < len(unused)]] = False
+    found = ((actual != 0) & unused).nonzero()
     if not len(found):
         return None
     row, column = found[0].tolist()

@@ -97,6 +97,26 @@ class PreferenceGroup:
         return len(self.positives) == len(self.negatives) == 1
 
 
+def tokens_taking_part(groups: Sequence[PreferenceGroup], *, is_reward_model: bool) -> frozenset[int]:
+    """The tokens that something supervised stands behind: all others are fed for nothing, or not at all.
+
+    With prompt ``a b``, response ``c d`` and both of its tokens supervised these are a, b and c: d predicts nothing.
+
+    Args:
+        groups: The groups of a case.
+        is_reward_model: The reward is read at the last token of a response, which takes part then.
+
+    Returns:
+        Token ids.
+    """
+    found: set[int] = set()
+    for group in groups:
+        found.update(group.prompt_ids)
+        for ids, places in zip(group.completions, group.supervised, strict=True):
+            found.update(ids if is_reward_model else ids[: places[-1]])
+    return frozenset(found)
+
+
 def check_token_ids(groups: Sequence[PreferenceGroup], vocab_size: int) -> None:
     """Refuse token ids that the model has no embedding for.
 

@@ -161,6 +161,20 @@ def test_a_subject_that_touches_an_unused_row_fails(gate: Callable[..., GateOutc
     assert gate([TouchesUnusedRows()], [short_case], model=request(TIED)).results[0].verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_terms_that_cancel_are_no_sign_of_a_token_that_takes_no_part(
+    gate: Callable[..., GateOutcome], dtype: str
+) -> None:
+    """Within a window of 8 the first prompt token reaches only the start of both responses, which is the same."""
+    start = tuple(range(30, 40))
+    group = PreferenceGroup(tuple(range(10, 22)), ((*start, 50, 51),), ((*start, 60),))
+    case = Case(name="begin-alike", why="gradients of the prompt's first tokens cancel", groups=(group,))
+    windowed = replace(named_config("tiny-mistral"), tie_word_embeddings=False)
+    subjects = [BUILT_IN[name] for name in ("dense-eager", "dense-sdpa", "split")]
+    results = gate([*subjects, TouchesUnusedRows()], [case], model=request(windowed), dtypes=(dtype,)).results
+    assert [result.verdict for result in results] == [Verdict.PASS] * 3 + [Verdict.FAIL]
+
+
 @pytest.fixture(scope="module")
 def kills(gate: Callable[..., GateOutcome]) -> Mapping[tuple[str, str, bool], Kill]:
     groups = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from verify.groups import PreferenceGroup, check_token_ids
+from verify.groups import PreferenceGroup, check_token_ids, tokens_taking_part
 from verify.objective import Preference
 
 
@@ -63,3 +63,14 @@ def test_a_beta_that_is_not_positive_and_finite_is_refused(beta: float) -> None:
 def test_a_label_smoothing_outside_its_range_is_refused(smoothing: float) -> None:
     with pytest.raises(ValueError, match=r"label_smoothing is .*: it must lie in \[0, 0\.45\]"):
         Preference(label_smoothing=smoothing)
+
+
+def test_tokens_take_part_up_to_the_last_that_is_supervised() -> None:
+    pair = PreferenceGroup((1, 2), ((3, 4),), ((3, 5, 6),))
+    assert tokens_taking_part([pair], is_reward_model=False) == {1, 2, 3, 5}
+    assert tokens_taking_part([pair], is_reward_model=True) == {1, 2, 3, 4, 5, 6}
+    turns = PreferenceGroup((1,), ((2, 3, 4, 5),), completion_masks=((True, False, True, False),))
+    assert tokens_taking_part([turns], is_reward_model=False) == {1, 2, 3}
+    first_alone = PreferenceGroup((1,), ((2, 3),), completion_masks=((True, False),))
+    assert tokens_taking_part([first_alone], is_reward_model=False) == {1}
+    assert tokens_taking_part([turns, pair], is_reward_model=False) == {1, 2, 3, 5}
