@@ -18,8 +18,8 @@ class Probe:
         fault: Its name in the catalogue.
         seen_in: The least that must be computed to see it: the forward passes, or the gradients as well.
         may_hide: Where rounding may be as large as the fault: there a survivor is a blind spot, and not a sign that the
-            run is blind. "in bfloat16"; "beyond tiny": there, and in any dtype of a model that is not tiny; "in bfloat16
-            beyond tiny": in that of a model that is not tiny, whose depth adds to rounding.
+            run is blind. "in bfloat16"; "beyond tiny": there, and in any dtype of a model that is not tiny; or "in
+            bfloat16 beyond tiny": in that of a model that is not tiny, whose depth adds to rounding.
         min_layers: Decoder layers that a model needs to show it.
         needs: What the name of some module must contain, as in transformers' Qwen3: the fault sits there.
         untied: It shows only where the head has a weight of its own.
