@@ -63,7 +63,7 @@ def direct_budget(
     """Budget of log-probs, or of one LoRA tensor, for the maximum and for the RMS.
 
     budget = factor * (max(noise of this case, noise over all cases, widened for n values) + shared noise)
-             + epsilons * eps(dtype) * size, widened for n values
+             + epsilons * eps(dtype) * size, widened for n values; twice that between two that are both rounded
              + shared rounding
 
     Args:
@@ -96,7 +96,8 @@ def direct_budget(
     budgets: dict[Statistic, Budget] = {}
     for statistic, (of_case, of_run) in noises.items():
         value = max(of_case, of_run) + shared_noise * (peak if statistic == "max" else 1.0)
-        floor = policy.floor.epsilons * epsilon * size[statistic] * widened
+        # The oracle is not rounded in this dtype; subject and witness are, each for itself.
+        floor = (1 if kind == "oracle" else 2) * policy.floor.epsilons * epsilon * size[statistic] * widened
         floor += shared_rounding * (peak if statistic == "max" else 1.0)
         budgets[statistic] = Budget(
             value=factor * value + floor,
