@@ -93,8 +93,8 @@ def direct_budget(
         "rms": (own.rms, pooled * widened),
     }
     epsilon = float(torch.finfo(DTYPES[rounds_in(dtype_name)]).eps)
-    # A log-softmax is off by up to an epsilon of its result: the oracle's is not, subject's and witness's both are. Of a
-    # gradient, rounded to half an epsilon, one covers two.
+    # A log-softmax is off by up to an epsilon of its result: those of subject and witness are, the oracle's is not. Of
+    # a gradient, rounded to half an epsilon, one covers two.
     num_rounded = 2 if kind == "differential" and quantity != "gradients" else 1
     budgets: dict[Statistic, Budget] = {}
     for statistic, (of_case, of_run) in noises.items():
