@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reports.preflight_consistency import inconsistencies
 from reports.preflight_record import PREFLIGHT_VERSION, PreflightRecord
-from reports.store import read_of_kind, write_together
+from reports.store import RecordError, read_of_kind, write_together
 
 PREFLIGHT_FILE = "preflight.json"
 PREFLIGHT_FILES = ("preflight.md", "preflight.html", PREFLIGHT_FILE)
@@ -50,6 +51,10 @@ def read_preflight(path: Path) -> PreflightRecord:
         RecordError: No such file, not JSON, another version, an unknown or missing field, or contents that contradict
             themselves. The message names the file.
     """
-    return read_of_kind(
+    record = read_of_kind(
         path, PREFLIGHT_FILE, PreflightRecord, kind="preflight", version=PREFLIGHT_VERSION, what="a preflight"
     )
+    if problem := next(inconsistencies(record), None):
+        where = path / PREFLIGHT_FILE if path.is_dir() else path
+        raise RecordError(f"{where}: not a valid record of a preflight: {problem}")
+    return record

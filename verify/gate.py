@@ -207,7 +207,9 @@ def judge_pieces(request: GateRequest, done: Sequence[PieceDone], work: GateWork
     results: list[Result] = []
     notes: dict[str, None] = {}
     for dtype in request.dtypes:
-        runs = [piece.case_run for piece in done if piece.dtype == dtype and piece.case_run is not None]
+        runs = _unless_all_are_satisfied(
+            [piece.case_run for piece in done if piece.dtype == dtype and piece.case_run is not None]
+        )
         floors = _noise_floors(runs, request)
         if note := ties_note(dtype, [run.ties for run in runs if run.ties is not None]):
             notes[note] = None
@@ -237,6 +239,15 @@ def _model_with_images(request: GateRequest, work: GateWork) -> ModelUnderTest |
     return work.holder_of(request.dtypes[-1], request.model_with_images).under_test
 
 
+def _unless_all_are_satisfied(runs: list[CaseRun]) -> list[CaseRun]:
+    """The runs; those under the hinge prove nothing where none of them has a gradient that is not 0."""
+    under_hinge = [run for run in runs if run.case.objective_name == "hinge"]
+    if not all(run.is_satisfied for run in under_hinge):
+        return runs
+    reason = "no pair of any case is within the hinge: every gradient is zero"
+    return [replace(run, vacuous=(*run.vacuous, reason)) if run.is_satisfied else run for run in runs]
+
+
 def _noise_floors(runs: Sequence[CaseRun], request: GateRequest) -> dict[str, NoiseFloor]:
     """The noise over all cases of one dtype, by the name of the model that they were run on."""
     of_model: dict[str, list[CaseRun]] = {}
@@ -246,7 +257,9 @@ def _noise_floors(runs: Sequence[CaseRun], request: GateRequest) -> dict[str, No
         name: measure_noise(
             [run.noise for run in own],
             # Where an expert choice flips values jump: that is no noise of other cases.
-            not_pooled={run.case.name for run in own if run.vacuous or run.implausible or run.num_flipped},
+            not_pooled={
+                run.case.name for run in own if run.vacuous or run.is_satisfied or run.implausible or run.num_flipped
+            },
         )
         for name, own in of_model.items()
     }

@@ -37,7 +37,7 @@ from verify.subjects import is_built_in
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import VARIATIONS, WITNESS
 from verify.tolerance import Policy
-from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
+from verify.vacuity import implausible_witness, is_satisfied, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict
 from verify.workers import Begin
 
@@ -81,6 +81,8 @@ class CaseRun:
     subjects: tuple[SubjectRun, ...]
     adapters: tuple[str, ...]
     vacuous: tuple[str, ...]
+    is_satisfied: bool
+    """Every pair is beyond the kink of the hinge: gradients are 0, which is judged, and have no noise."""
     implausible: tuple[str, ...]
     ties: RouterTies | None
     """Expert choices that rounding may turn; None where the loss of routers has no part in the run."""
@@ -266,7 +268,8 @@ def _run_case(
         subjects=tuple(subjects),
         ties=ties,
         adapters=vacuous_adapters(holder.model),
-        vacuous=vacuous_expectation(expected, case.groups),
+        vacuous=vacuous_expectation(expected, case.groups, objective_name=case.objective_name),
+        is_satisfied=is_satisfied(expected, case.objective_name),
         num_passes=1 + holder.reference.passes if case.objective_name in PREFERENCE_NAMES else 1,
         implausible=_with_flips(
             implausible_witness(noise.to_oracle, request.policy.plausible.for_dtype(dtype)),

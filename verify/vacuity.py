@@ -10,6 +10,7 @@ import torch
 from verify.comparison import Comparison
 from verify.groups import PreferenceGroup
 from verify.models.adapters import has_adapters
+from verify.objective import ObjectiveName
 from verify.observation import Observation
 from verify.places import pair_place
 from verify.tolerance import PlausibleErrors
@@ -36,15 +37,32 @@ def vacuous_adapters(model: Any) -> tuple[str, ...]:
     return ()
 
 
-def vacuous_expectation(expected: Observation, groups: Sequence[PreferenceGroup]) -> tuple[str, ...]:
+def is_satisfied(expected: Observation, objective_name: ObjectiveName) -> bool:
+    """Whether every pair of a case is beyond the kink of the hinge: loss and gradients are exactly 0, and rightly so.
+
+    Args:
+        expected: The oracle's observation.
+        objective_name: The objective of the case.
+
+    Returns:
+        Always False under another objective.
+    """
+    return objective_name == "hinge" and len(expected.margins) > 0 and bool((expected.margins >= 1).all())
+
+
+def vacuous_expectation(
+    expected: Observation, groups: Sequence[PreferenceGroup], *, objective_name: ObjectiveName
+) -> tuple[str, ...]:
     """Reasons why what the oracle computed on a case cannot show a fault.
 
     Args:
         expected: The oracle's observation.
         groups: The case's groups.
+        objective_name: The objective of the case.
 
     Returns:
-        Reasons: policy equal to reference, a margin of zero, a gradient that is zero throughout.
+        Reasons: policy equal to reference, a margin of zero, a gradient that is zero throughout, unless the hinge makes
+        all of them so.
     """
     reasons = []
     if expected.ref_per_token_logps and torch.equal(
@@ -55,7 +73,7 @@ def vacuous_expectation(expected: Observation, groups: Sequence[PreferenceGroup]
     if zero_margins:
         reasons.append(f"the margin of {pair_place(groups)(zero_margins[0])} is exactly zero (equal responses?)")
     zero = [name for name, gradient in (expected.gradients or {}).items() if not bool(gradient.any())]
-    if zero:
+    if zero and not is_satisfied(expected, objective_name):
         reasons.append(f"{len(zero)} expected gradients are zero throughout ({zero[0]})")
     return tuple(reasons)
 

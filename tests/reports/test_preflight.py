@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from reports import preflight_html, preflight_markdown
 from reports.difference import Change, compare
+from reports.preflight_consistency import ALWAYS_REQUIRED, PLANTED, WOULD_NOTICE
 from reports.preflight_overview import headline
 from reports.preflight_record import PreflightRecord, ranks_in_words
 from reports.preflight_store import write_preflight
@@ -131,13 +133,64 @@ HOSTILE = finding("data", "NO-GO", rank=1, seen="<script>alert(1)</script> | \x1
 
 def test_a_record_comes_back_from_its_files_as_it_was(tmp_path: Path) -> None:
     nan = finding("x", measures={"ratio": float("nan"), "bytes": 2.0**40})
-    before = record(*PROVEN, HOSTILE, nan)
+    before = record(*PROVEN, HOSTILE, nan, required=[*ALWAYS_REQUIRED])
     paths = write_preflight(before, tmp_path)
     assert [path.name for path in paths] == ["preflight.md", "preflight.html", "preflight.json"]
     after = read_result(tmp_path)
     assert isinstance(after, PreflightRecord)
     assert after.model_dump_json() == before.model_dump_json()
     assert write_result(after, tmp_path / "again")[-1].read_bytes() == paths[-1].read_bytes()
+
+
+def proven_of(name: str) -> dict[str, Any]:
+    """GO of a probe, or of a part of one, of all ranks."""
+    probe = next((probe for probe in (WOULD_NOTICE, "memory headroom", "collectives") if name.startswith(probe)), name)
+    return finding(probe, part=name.removeprefix(probe).strip())
+
+
+REQUIRED = [*ALWAYS_REQUIRED, "would notice leak", "would notice world-size", "data", "profile"]
+ASKED = {"model": "tiny", "dtype": "float32", "data": "pairs.jsonl", "profile": "gb10"}
+WITHIN = finding("parity", part="split", measures={"oracle_loss_max_over_budget": 1.0})
+CAUGHT = finding("would notice", part="leak", measures={"measured_over_budget": 1.5})
+ROOM = finding("memory headroom", rank=0, measures={"needed_bytes": 5.0, "available_bytes": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        *(
+            ({"required": [r for r in REQUIRED if r != name]}, f"{name} is not required, without which there is no GO")
+            for name in REQUIRED
+        ),
+        ({"required": [*ALWAYS_REQUIRED], "request": {"model": "tiny", "dtype": "bfloat16", "data": "None"}}, ""),
+        ({"required": ["parity"], "ended_early": "rank 1 is gone"}, ""),
+        ({"required": ["parity"], "findings": [finding("data", "NO-GO")]}, ""),
+        ({"findings": [WITHIN, CAUGHT, ROOM]}, ""),
+        ({"findings": [WITHIN, WITHIN]}, "parity split: 2 findings of all ranks"),
+        ({"findings": [ROOM, ROOM]}, "memory headroom: 2 findings of rank 0"),
+        ({"findings": [{**WITHIN, "measures": {"loss_over_budget": 1.01}}]}, "GO with loss_over_budget 1.01"),
+        ({"findings": [{**WITHIN, "measures": {"loss_over_budget": "NaN"}}]}, "GO with loss_over_budget nan"),
+        ({"findings": [{**CAUGHT, "measures": {"measured_over_budget": 0.9}}]}, "planted came to 0.9 of its budget"),
+        ({"findings": [{**ROOM, "measures": {"needed_bytes": 6.0, "available_bytes": 5.0}}]}, "6 bytes are needed"),
+    ],
+)
+def test_what_is_read_must_require_what_its_options_do_and_have_the_figures_of_its_outcomes(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "preflight.json"
+    own = changes.get("findings", [])
+    names = [*(name for name in REQUIRED if " " not in name), "collectives results", "memory headroom all"]
+    proven = [proven_of(name) for name in [*names, *(f"{WOULD_NOTICE} {part}" for part in PLANTED)]]
+    others = [one for one in proven if (one["probe"], one["part"]) not in [(f["probe"], f["part"]) for f in own]]
+    whole = content(*others, *own, **{"required": REQUIRED, "request": ASKED, **changes, "findings": [*others, *own]})
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    if not message:
+        assert isinstance(read_result(path), PreflightRecord)
+        return
+    with pytest.raises(RecordError, match=re.escape(message)) as refused:
+        read_result(path)
+    assert str(path) in str(refused.value)
 
 
 @pytest.mark.parametrize("spoil", [{"schema_version": 2}, {"kind": "families"}, {"world_size": 0}])

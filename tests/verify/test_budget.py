@@ -104,6 +104,20 @@ def test_without_noise_only_the_epsilon_of_the_dtype_is_left(dtype: str, epsilon
     assert (found["max"].value, found["rms"].value) == (15 * epsilon, 3 * epsilon)
 
 
+def test_two_log_softmaxes_of_float32_lie_within_the_floor_of_each_other_and_of_float64() -> None:
+    """One of PyTorch and one that is written out, of the same logits: neither is more right, and no form shows it."""
+    logits = torch.randn(20_000, 257, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+    one = logits.log_softmax(-1)[:, 0].double()
+    two = (logits[:, 0] - (logits.amax(-1) + (logits - logits.amax(-1, keepdim=True)).exp().sum(-1).log())).double()
+    true = logits.double().log_softmax(-1)[:, 0]
+    size, no_noise = {"max": float(true.abs().max()), "rms": 1.0}, {"own_max": 0.0, "own_rms": 0.0, "pooled": 0.0}
+    between = budget(floor("differential", **no_noise), "differential", num_values=20_000, size=size)["max"]
+    to_oracle = budget(floor("oracle", **no_noise), "oracle", num_values=20_000, size=size)["max"]
+    assert float((one - two).abs().max()) <= between.value < 3 * float((one - two).abs().max())
+    assert float((two - true).abs().max()) <= to_oracle.value
+    assert between.floor == pytest.approx(2 * to_oracle.floor)
+
+
 def test_without_noise_and_without_a_floor_the_budget_is_zero() -> None:
     found = budget(floor("oracle", own_max=0.0, own_rms=0.0, pooled=0.0), policy=policy_with(epsilons=0))
     assert [b.value for b in found.values()] == [0.0, 0.0]

@@ -17,13 +17,15 @@ from verify.gate import GateOutcome, Result
 from verify.groups import PreferenceGroup
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelUnderTest
+from verify.objective import Preference
 from verify.observation import Observation
 from verify.packed_proof import summarise
 from verify.subject import Subject
 from verify.subjects.oracle import observe_oracle
+from verify.subjects.packed import PackedSubject
 from verify.subjects.pairwise import VARIATIONS
 from verify.tolerance import PlausibleErrors, Policy
-from verify.vacuity import implausible_witness, vacuous_adapters, vacuous_expectation
+from verify.vacuity import implausible_witness, is_satisfied, vacuous_adapters, vacuous_expectation
 from verify.verdict import Verdict
 
 Gate = Callable[..., GateOutcome]
@@ -50,6 +52,37 @@ def test_adapters_at_their_usual_start_prove_nothing(gate: Gate, third_party: Su
     assert "the policy equals the reference" in reasons
     assert "the margin of group 0 is exactly zero" in reasons
     assert "expected gradients are zero throughout" in reasons
+
+
+def under_hinge(case: Case, name: str, *, exchanged: bool) -> Case:
+    """The case under the hinge; with its responses exchanged its margin has the other sign."""
+    groups = tuple(replace(g, positives=g.negatives, negatives=g.positives) if exchanged else g for g in case.groups)
+    return replace(case, name=name, groups=groups, objective_name="hinge")
+
+
+class Sigmoid(PackedSubject):
+    """Has the gradient of another objective, which is nowhere 0."""
+
+    name = "sigmoid"
+
+    def loss(self, model: Any, groups: Any, objective: Any) -> Any:
+        return super().loss(model, groups, replace(objective, name="sigmoid"))
+
+
+def test_a_pair_beyond_the_hinge_has_gradients_of_zero_and_is_judged(gate: Gate, short_case: Case) -> None:
+    """Its margin is three times a difference of log-probs, and the other way round less three times that difference."""
+    cases = [under_hinge(short_case, f"exchanged-{way}", exchanged=way) for way in (False, True)]
+    subjects = [PackedSubject(backend="dense-sdpa"), Sigmoid(backend="split")]
+    of_hinge = Preference(name="hinge", beta=3.0)
+    results = gate(subjects, cases, objective=of_hinge).results
+    losses = {r.case: next(j for j in r.judgements if j.quantity == "loss") for r in results if r.subject != "sigmoid"}
+    satisfied = [name for name, loss in losses.items() if loss.budget is not None and loss.measured == 0]
+    assert len(satisfied) == 1
+    assert {r.verdict for r in results if r.subject != "sigmoid"} == {Verdict.PASS}
+    assert {r.verdict for r in results if r.subject == "sigmoid"} == {Verdict.FAIL}
+    (alone,) = gate(subjects[:1], [case for case in cases if case.name in satisfied], objective=of_hinge).results
+    assert alone.verdict is Verdict.INCONCLUSIVE
+    assert alone.reasons[0] == "no pair of any case is within the hinge: every gradient is zero"
 
 
 def test_at_the_usual_start_only_the_log_probs_would_show_a_wrong_mask(
@@ -173,7 +206,7 @@ def sound() -> Observation:
 
 def test_a_sound_expectation_gives_no_reason(sound: Observation) -> None:
     """One reward of zero, one gradient entry of zero and tiny values are nothing to object to."""
-    assert vacuous_expectation(sound, PAIRS) == ()
+    assert vacuous_expectation(sound, PAIRS, objective_name="sigmoid") == ()
 
 
 @pytest.mark.parametrize(
@@ -187,8 +220,20 @@ def test_a_sound_expectation_gives_no_reason(sound: Observation) -> None:
     ids=["policy-is-reference", "one-margin", "negative-zero", "one-gradient"],
 )  # fmt: skip
 def test_each_empty_expectation_gives_its_reason(sound: Observation, change: dict[str, Any], reason: str) -> None:
-    (found,) = vacuous_expectation(replace(sound, **change), PAIRS)
+    (found,) = vacuous_expectation(replace(sound, **change), PAIRS, objective_name="sigmoid")
     assert re.search(reason, found)
+
+
+@pytest.mark.parametrize(
+    ("objective_name", "margins", "satisfied"),
+    [("hinge", (1.0, 3.0), True), ("hinge", (1.0, 0.99), False), ("sigmoid", (1.0, 3.0), False), ("hinge", (), False)],
+)
+def test_gradients_of_zero_are_right_where_the_hinge_makes_all_of_them_so(
+    sound: Observation, objective_name: Any, margins: tuple[float, ...], satisfied: bool
+) -> None:
+    found = replace(sound, margins=torch.tensor(margins), gradients={"a": torch.zeros(2)})
+    assert is_satisfied(found, objective_name) is satisfied
+    assert (vacuous_expectation(found, PAIRS, objective_name=objective_name) == ()) is satisfied
 
 
 BOUNDS = PlausibleErrors(per_token_logps_rms=1e-3, gradients_rms=1e-2)

@@ -165,8 +165,8 @@ def _verdict(compared: int, violations: list[str]) -> Measured:
 
 
 _TARGETS_UNSEEN = (
-    "Subjects that neither show rows nor compute a loss whose gradient passes the model's output head, and of those "
-    "without gradients more than their rows say; "
+    "Subjects that neither show rows nor compute a loss whose gradient passes the model's output head; of those "
+    "without gradients, and of models that cap their logits, more than their rows say; "
 )
 
 NO_CROSS_ATTENTION = ExactCheck(

@@ -73,14 +73,15 @@ def counted_targets(bench: Bench, case: Case) -> tuple[CountedTargets, ...]:
         One entry for each source that the subject offers, at least one.
 
     Raises:
-        NotApplicableError: It offers none.
+        NotApplicableError: It offers none, or the model hides it.
         SubjectError: It broke its contract.
     """
     found = bench.once(("targets", case.name), lambda: _read_targets(bench, case))
     if not found:
         raise NotApplicableError(
             "its targets cannot be seen: no packed_rows, and no loss of its own whose gradient passes the output head "
-            "(without one the runner counts exactly the supervised tokens)"
+            "of a model whose logits are what that gives, or a multiple of it (without a loss of its own the runner "
+            "counts exactly the supervised tokens)"
         )
     return found
 
@@ -105,6 +106,9 @@ def _read_targets(bench: Bench, case: Case) -> tuple[CountedTargets, ...]:
 def _weights(bench: Bench, case: Case) -> dict[int, float] | None:
     """The weight of each target in the loss; None where the gradient at the logits does not show it."""
     subject, objective = bench.subject, bench.objective_of(case)
+    scale = bench.once("scale of the logits", lambda: scale_of_logits(bench.model))
+    if scale is None:
+        return None
     with _logits_as_leaves(bench.model) as leaves:
         output = bench.call(lambda: subject.loss(bench.model, case.groups, objective))  # type: ignore[attr-defined]
         loss, _ = check_loss(output, subject=subject.name, num_completions=0, differentiable=True)
@@ -115,7 +119,8 @@ def _weights(bench: Bench, case: Case) -> dict[int, float] | None:
     for leaf in leaves:
         if leaf.grad is None:
             continue
-        read = weights_of_targets(to_float64(leaf).flatten(0, -2), to_float64(leaf.grad).flatten(0, -2))
+        # By the chain rule a gradient at what the head gives is that at the logits, times their scale.
+        read = weights_of_targets(to_float64(leaf).flatten(0, -2) * scale, to_float64(leaf.grad).flatten(0, -2) / scale)
         if read is None:
             return None
         for token, weight in read:
@@ -147,6 +152,33 @@ def weights_of_targets(logits_SV: Tensor, gradients_SV: Tensor) -> list[tuple[in
         weights = total * p_V[targets] - gradient_V[targets]
         found += list(zip(targets.nonzero()[:, 0].tolist(), weights.tolist(), strict=True))
     return found
+
+
+def scale_of_logits(model: Any) -> float | None:
+    """What a model multiplies the output of its head with to make logits: 1 in most, less in Cohere's and Granite.
+
+    Args:
+        model: A causal LM.
+
+    Returns:
+        The factor, measured on one short sequence; None where logits are no multiple of that output (Gemma 2 caps
+        them), or where no module is the head.
+    """
+    head, given = model.get_output_embeddings(), list[Tensor]()
+    if not isinstance(head, nn.Module):
+        return None
+    handle = head.register_forward_hook(lambda _module, _args, output: given.append(output.detach()))
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False).logits
+    finally:
+        handle.remove()
+    if len(given) != 1 or given[0].shape != logits.shape:
+        return None
+    output, logits = given[0].double().cpu(), logits.double().cpu()
+    scale = float((output * logits).sum() / output.square().sum())
+    rounding = _EPSILONS * float(torch.finfo(given[0].dtype).eps) * float(logits.abs().max())
+    return scale if scale > 0 and float((logits - scale * output).abs().max()) <= rounding else None
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def judge_full_depth(setting: ParitySetting, meeting: Meeting) -> None:
         forms[form.name] = setting.step(model, form, of)
     witness = forms[WITNESS.name]
     noise = measure_noise([noise_sample(of.case, forms, witness)])
-    vacuous = vacuous_expectation(witness, of.case.groups)
+    vacuous = vacuous_expectation(witness, of.case.groups, objective_name=of.case.objective_name)
     judge = Judge("differential", witness, setting.context(of, noise))
     said = (
         f"{len(of.case.groups)} pairs, {plan.depth_in_words(plan.num_layers)}, {plan.options.dtype}, packed against "

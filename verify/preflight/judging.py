@@ -35,11 +35,11 @@ def finding_of(
     reasons = "; ".join(dict.fromkeys(reason for _, of_case in verdicts for reason in of_case))
     if verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE):
         return abstains(probe, f"{verdict.value}: {reasons or 'nothing was judged'} ({said})", part=part)
-    measures = {
-        f"{against.replace(' ', '_')}_{judgement.quantity}_{judgement.statistic}_over_budget": judgement.ratio
-        for against, judgement in judgements
-        if judgement.measured is not None
-    }
+    measures: dict[str, float] = {}
+    for against, judgement in judgements:
+        if judgement.measured is not None:
+            name = f"{against.replace(' ', '_')}_{judgement.quantity}_{judgement.statistic}_over_budget"
+            measures[name] = max(judgement.ratio, measures.get(name, 0.0))  # of all cases and tensors
     if verdict is not Verdict.PASS:
         return no_go(probe, f"{verdict.value}: {reasons} ({said})", HINT_WRONG, part=part, measures=measures)
     compared = sum(judgement.num_compared for _, judgement in judgements)

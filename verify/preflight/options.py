@@ -5,11 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ALWAYS_REQUIRED = (
-    "arguments", "versions", "devices", "collectives results", "memory headroom", "attention", "parity", "determinism",
-)  # fmt: skip
-"""Without these there is no GO. Of attention and parity any one backend will do, unless backends were named."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightOptions:

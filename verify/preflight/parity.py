@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from reports.preflight_consistency import WOULD_NOTICE
 from reports.words import plural
 from verify.comparison import compare_observations, gradient_sizes
 from verify.judgement import Judge, Judgement
@@ -127,7 +128,7 @@ def _judge(setting: ParitySetting, meeting: Meeting, yardsticks: Yardsticks, mod
 
 def _plant(setting: ParitySetting, meeting: Meeting, yardsticks: Yardsticks, model: Any) -> None:
     """Two faults on the first case, which have to be noticed."""
-    meeting.enter(planted.PROBE)
+    meeting.enter(WOULD_NOTICE)
     honest, of = setting.subjects[0], setting.cases[0]
     for part, subject, stages in (
         (planted.LEAK, planted.Leaking(subject=honest), of.stages),

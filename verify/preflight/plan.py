@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
+from reports.preflight_consistency import ALWAYS_REQUIRED, PLANTED, WOULD_NOTICE
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX, NamedConfig
 from verify.models.dtypes import DTYPES
 from verify.models.lora import LoraSpec
 from verify.models.request import ModelRequest, requested_config
 from verify.models.shape_file import is_shape_file, read_shape
-from verify.preflight import planted
 from verify.preflight.attention import AttentionSizes
-from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions, looks_like_a_path
+from verify.preflight.options import PreflightOptions, looks_like_a_path
 from verify.preflight.profiles import PROFILES, Profile
 from verify.preflight.signs import Limits
 from verify.preflight.step_memory import PlannedBatch, cut_config
@@ -105,7 +105,7 @@ class PreflightPlan:
             "data": self.options.data is not None,
         }
         if self.computes != "bfloat16":  # whose rounding may hide a planted fault
-            named += [f"{planted.PROBE} {part}" for part in planted.PLANTED]
+            named += [f"{WOULD_NOTICE} {part}" for part in PLANTED]
         return [*ALWAYS_REQUIRED, *named, *(name for name, asked in given.items() if asked)]
 
 

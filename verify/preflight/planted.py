@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from reports.preflight_consistency import PLANTED, WOULD_NOTICE
 from reports.words import number
 from verify.groups import PreferenceGroup
 from verify.judgement import Judgement
@@ -16,9 +17,7 @@ from verify.subject import Subject
 from verify.subjects.sharded import HONEST, ShardedStages
 from verify.verdict import Verdict
 
-PROBE = "would notice"
-LEAK, NO_WORLD_SIZE = "leak", "world-size"
-PLANTED = (LEAK, NO_WORLD_SIZE)
+LEAK, NO_WORLD_SIZE = PLANTED
 _WHAT = {
     LEAK: "rejected responses that see the chosen one",
     NO_WORLD_SIZE: "gradients averaged over ranks where a sum is meant",
@@ -66,7 +65,9 @@ def noticed(part: str, verdict: Verdict, judgements: Sequence[tuple[str, Judgeme
     """
     if verdict is not Verdict.FAIL:
         hint = "run it in float32 as well: the rounding of bfloat16 may hide it"
-        return abstains(PROBE, f"planted {_WHAT[part]} came out as {verdict.value} in {dtype}", part=part, hint=hint)
+        return abstains(
+            WOULD_NOTICE, f"planted {_WHAT[part]} came out as {verdict.value} in {dtype}", part=part, hint=hint
+        )
     margin = max((judgement.ratio for _, judgement in judgements if judgement.measured is not None), default=0.0)
     seen = f"planted {_WHAT[part]}: caught, at {number(margin)} times its budget"
-    return go(PROBE, seen, part=part, measures={"measured_over_budget": margin})
+    return go(WOULD_NOTICE, seen, part=part, measures={"measured_over_budget": margin})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from reports.preflight_consistency import ALWAYS_REQUIRED
 from reports.preflight_record import PreflightRank, PreflightRecord
 from reports.preflight_store import PREFLIGHT_FILES
 from reports.store import check_writable
@@ -14,7 +15,7 @@ from verify.environment import read_environment
 from verify.preflight.look_around import Gathered, look_around
 from verify.preflight.machine import memory_capped
 from verify.preflight.meeting import Meeting
-from verify.preflight.options import ALWAYS_REQUIRED, PreflightOptions
+from verify.preflight.options import PreflightOptions
 from verify.preflight.signs import Limits
 from verify.preflight.watch import EndSignal, watched
 from verify.sharded.ranks import RankPlace, process_group

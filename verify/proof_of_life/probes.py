@@ -18,7 +18,8 @@ class Probe:
         fault: Its name in the catalogue.
         seen_in: The least that must be computed to see it: the forward passes, or the gradients as well.
         may_hide: Where rounding may be as large as the fault: there a survivor is a blind spot, and not a sign that the
-            run is blind. "in bfloat16", or "beyond tiny" in bfloat16 and in any dtype of a model that is not tiny.
+            run is blind. "in bfloat16"; "beyond tiny": there, and in any dtype of a model that is not tiny; or "in
+            bfloat16 beyond tiny": in that of a model that is not tiny, whose depth adds to rounding.
         min_layers: Decoder layers that a model needs to show it.
         needs: What the name of some module must contain, as in transformers' Qwen3: the fault sits there.
         untied: It shows only where the head has a weight of its own.
@@ -26,7 +27,7 @@ class Probe:
 
     fault: str
     seen_in: Literal["forward", "gradients"] = "forward"
-    may_hide: Literal["nowhere", "in bfloat16", "beyond tiny"] = "nowhere"
+    may_hide: Literal["nowhere", "in bfloat16", "beyond tiny", "in bfloat16 beyond tiny"] = "nowhere"
     min_layers: int = 1
     needs: str = ""
     untied: bool = False
@@ -34,7 +35,12 @@ class Probe:
     def may_hide_in(self, dtype: str, *, is_tiny: bool) -> bool:
         """Whether rounding may be as large as the fault."""
         in_bfloat16 = rounds_in(dtype) == "bfloat16"
-        return self.may_hide != "nowhere" and (in_bfloat16 or (self.may_hide == "beyond tiny" and not is_tiny))
+        return {
+            "nowhere": False,
+            "in bfloat16": in_bfloat16,
+            "beyond tiny": in_bfloat16 or not is_tiny,
+            "in bfloat16 beyond tiny": in_bfloat16 and not is_tiny,
+        }[self.may_hide]
 
     @property
     def mutation(self) -> Mutation:
@@ -48,7 +54,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("reference-with-adapters-on"),
     Probe("falls-back-to-unpacked"),
     Probe("trees-not-isolated"),
-    Probe("neighbour-predicts"),
+    Probe("neighbour-predicts", may_hide="in bfloat16 beyond tiny"),
     Probe("positions-run-on", may_hide="in bfloat16"),
     Probe("positions-in-bfloat16", may_hide="in bfloat16"),
     Probe("prompt-counted", may_hide="in bfloat16"),
@@ -77,7 +83,7 @@ PROBES_OF_REWARDS: tuple[Probe, ...] = (
     Probe("reward-branches-not-isolated"),
     Probe("reward-read-one-token-early"),
     Probe("reward-read-at-end-of-row"),
-    Probe("reward-head-learns-from-chosen", seen_in="gradients"),
+    Probe("reward-head-learns-from-chosen", seen_in="gradients", may_hide="in bfloat16"),
     Probe("reward-preference-reversed", seen_in="gradients"),
     Probe("reward-pairs-summed"),
     Probe("reward-positions-run-on", may_hide="in bfloat16"),
@@ -95,9 +101,9 @@ PROBES_OF_ROUTERS: tuple[Probe, ...] = (
 )
 """Those of a step with the loss of routers, planted where that is part of the objective of the run."""
 PROBES_OF_WINDOWS: tuple[Probe, ...] = (
-    Probe("model-window-forgotten"),
-    Probe("model-window-in-row-slots"),
-    Probe("model-window-own-segment-only"),
+    Probe("model-window-forgotten", may_hide="in bfloat16 beyond tiny"),
+    Probe("model-window-in-row-slots", may_hide="in bfloat16 beyond tiny"),
+    Probe("model-window-own-segment-only", may_hide="in bfloat16 beyond tiny"),
 )
 """Those of a model whose layers have a sliding window."""
 PROBES_OF_REFERENCES: tuple[Probe, ...] = (

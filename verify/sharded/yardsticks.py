@@ -138,7 +138,10 @@ def measure_yardsticks(
             singles=of_forms.singles,
             sizes=gradient_sizes(of_forms.expected.gradients or {}),
             noise=noise,
-            vacuous=(*vacuous_adapters(holder.model), *vacuous_expectation(of_forms.expected, case.groups)),
+            vacuous=(
+                *vacuous_adapters(holder.model),
+                *vacuous_expectation(of_forms.expected, case.groups, objective_name=case.objective_name),
+            ),
             implausible=implausible_witness(noise.to_oracle, policy.plausible.for_dtype(dtype)),
             looked_up=of_cache,
         )

@@ -9,17 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from verify.checks.cases import CheckCases
 from verify.checks.check import Finding
-from verify.checks.targets import expected_targets, weights_of_targets
+from verify.checks.run import measure_setting, run_checks
+from verify.checks.supervised_packing import SAME_NUMBER_OF_TARGETS
+from verify.checks.targets import expected_targets, scale_of_logits, weights_of_targets
 from verify.groups import PreferenceGroup
-from verify.objective import Objective
+from verify.model_holder import ModelHolder
+from verify.models.request import ModelRequest
+from verify.objective import Objective, Preference
 from verify.subject import Support
 from verify.subjects.hf_position_ids import HfPositionIdsSubject
 from verify.subjects.packed import PackedSubject
+from verify.tolerance import Policy
 from verify.verdict import Verdict
 
 Groups = Sequence[PreferenceGroup]
@@ -225,6 +231,43 @@ def test_where_no_padding_was_fed_that_is_said(put: Put) -> None:
     finding = put(PackedSubject(backend="dense-sdpa", segments="block-diagonal", takes=("examples",)))
     assert finding["no-padding-in-loss"].verdict is Verdict.NOT_APPLICABLE
     assert "every slot held a token of the case" in finding["no-padding-in-loss"].reason
+
+
+TINY = {"vocab_size": 97, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        (transformers.LlamaConfig(**TINY), 1.0),
+        (transformers.Cohere2Config(**TINY, logit_scale=0.0625), 0.0625),
+        (transformers.GraniteConfig(**TINY, logits_scaling=8.0), 0.125),
+        (transformers.Gemma2Config(**TINY, head_dim=8, num_key_value_heads=2, final_logit_softcapping=0.01), None),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_scale_of_logits_is_what_the_model_multiplies_its_head_with(
+    config: Any, scale: float | None, dtype: torch.dtype
+) -> None:
+    config.tie_word_embeddings = False
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    found = scale_of_logits(model)
+    assert (found is None) == (scale is None)
+    assert scale is None or found == pytest.approx(scale, rel=2 * float(torch.finfo(dtype).eps))
+
+
+def test_targets_are_counted_where_logits_are_a_multiple_of_what_the_head_gives(policy: Policy) -> None:
+    holder = ModelHolder(ModelRequest(name="tiny-cohere2"), "float64")
+    objective = holder.with_reference(Preference())
+    setting = measure_setting(
+        [SAME_NUMBER_OF_TARGETS], holder, dtype="float64", objective=objective, policy=policy, seed=0
+    )
+    for subject, verdict in ((Trainer(), Verdict.PASS), (Trainer("user-turns-learned"), Verdict.FAIL)):
+        (finding,) = run_checks(subject, [SAME_NUMBER_OF_TARGETS], setting, holder)
+        assert finding.verdict is verdict, finding.reason
 
 
 LEAKING = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -18,7 +19,7 @@ from verify.models.request import ModelRequest
 from verify.objective import Preference
 from verify.proof_of_life.findings import notes_of
 from verify.proof_of_life.planting import choose_plantings, slots_in_passes
-from verify.proof_of_life.probes import PROBES, PROBES_OF_REWARDS, PROBES_OF_ROUTERS, PROBES_OF_WINDOWS
+from verify.proof_of_life.probes import PROBES, PROBES_OF_REWARDS, PROBES_OF_ROUTERS, PROBES_OF_WINDOWS, Probe
 from verify.subjects.packed import PACKED_SUBJECTS
 from verify.subjects.selection import select_subject
 from verify.tolerance import Policy
@@ -176,3 +177,20 @@ def test_under_a_window_a_fault_is_planted_where_the_window_leaves_something_of_
     assert case_of(12) != case_of(13) == "rollouts-of-one-prompt"
     assert case_of(8) == "tree-of-turns"  # the smallest of those that are left
     assert case_of(1) is None
+
+
+@pytest.mark.parametrize(
+    ("may_hide", "hides"),
+    [
+        ("nowhere", (False, False, False, False)),
+        ("in bfloat16", (False, True, False, True)),
+        ("beyond tiny", (False, True, True, True)),
+        ("in bfloat16 beyond tiny", (False, False, False, True)),
+    ],
+)
+def test_where_rounding_may_hide_a_planted_fault(may_hide: Any, hides: tuple[bool, ...]) -> None:
+    """In float32 and bfloat16 of the tiny model, then of others; autocast rounds as bfloat16 does."""
+    probe = Probe("neighbour-predicts", may_hide=may_hide)
+    asked = [(dtype, is_tiny) for is_tiny in (True, False) for dtype in ("float32", "bfloat16")]
+    assert tuple(probe.may_hide_in(dtype, is_tiny=is_tiny) for dtype, is_tiny in asked) == hides
+    assert probe.may_hide_in("autocast-bfloat16", is_tiny=False) == hides[3]
