@@ -77,7 +77,7 @@ def sharded(
     trained, frozen = option_checks.checked_training(train, reference)
     run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
     option_checks.check_frozen_policy(objective, frozen)
-    check_precisions(dtype or (), trained)
+    check_precisions(dtype or (), trained, objective)
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device {device}: give cpu, or cuda for the device of each local rank")
     option_checks.check_numbers(seed=seed)

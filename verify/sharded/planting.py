@@ -79,7 +79,7 @@ def why_not_planted(fault: ShardedFault, ground: Ground) -> str:
     if fault.frozen and (why := _why_no_other_weights(fault.frozen, ground)):
         return why
     if ground.micro_size < fault.micro_size:
-        return "the subject makes a call for each group"
+        return "each micro-batch has one group"
     if "parity/cached" in fault.checks and not ground.has_cached:
         return "the subject takes no cached frozen policy"
     if not ground.is_repeatable and all(CHECKS[name].compares_bits for name in fault.checks):

@@ -115,8 +115,9 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
     else:
         scenarios = _own_scenarios(options, objective.name, vocab_size, place.world_size)
     check_cases_fit([s.case for s in scenarios], config, unknown_to_oracle(config), options.train)
-    check_precisions(options.precisions, options.train)
-    precisions = options.precisions or (precisions_under(options.train) if options.full else DEFAULT_PRECISIONS)
+    check_precisions(options.precisions, options.train, objective.name)
+    of_full = precisions_under(options.train, objective.name)
+    precisions = options.precisions or (of_full if options.full else DEFAULT_PRECISIONS)
     weights = sorted({PRECISIONS[name].weights for name in precisions})
     # Whole, to be held against, and once more until it is sharded.
     check_memory(model, weights, ranks_here=ranks_on_this_machine(), copies=2)

@@ -66,7 +66,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 )
 
 
-def check_precisions(names: Sequence[str], train: TrainName = "lora") -> None:
+def check_precisions(names: Sequence[str], train: TrainName = "lora", objective: str = "sigmoid") -> None:
     """Refuse an unknown precision, one given twice, and one in which what is trained cannot be.
 
     Shards of bfloat16 keep their gradients in bfloat16, whatever these were summed in.
@@ -83,11 +83,20 @@ def check_precisions(names: Sequence[str], train: TrainName = "lora") -> None:
             raise ValueError(
                 f"--train {train} with --dtype {name}: weights would be trained in it; give mixed-bfloat16"
             )
+        if name not in precisions_under(train, objective):
+            raise ValueError(
+                f"--objective {objective} with --dtype {name}: the score head would be trained in it; give "
+                "mixed-bfloat16"
+            )
 
 
-def precisions_under(train: TrainName) -> tuple[str, ...]:
-    """The precisions in which nothing that is trained is kept in bfloat16; adapters never are."""
-    return tuple(name for name in PRECISIONS if train == "lora" or name != "bfloat16")
+def precisions_under(train: TrainName, objective: str = "sigmoid") -> tuple[str, ...]:
+    """The precisions in which nothing that is trained is kept in bfloat16.
+
+    Adapters never are; the score head of a reward model is, as every weight.
+    """
+    only_adapters = train == "lora" and objective != REWARD_MODEL
+    return tuple(name for name in PRECISIONS if only_adapters or name != "bfloat16")
 
 
 DEFAULT_PRECISIONS = ("float32", "mixed-bfloat16")

@@ -146,6 +146,10 @@ def test_dummy_calls_leave_every_bit_of_the_gradients(record: ShardedRecord) -> 
         ({"objective": "reward-model", "beta": 0.2}, "beta is 0.2: reward-model has none"),
         ({"objective": "reward-model", "reference": "cached"}, "--reference cached: reward-model has no frozen policy"),
         ({"reference": "frozen"}, "unknown reference 'frozen'"),
+        (
+            {"objective": "reward-model", "dtype": ["bfloat16"]},
+            "--objective reward-model with --dtype bfloat16: the score head would be trained in it; give mixed",
+        ),
         ({"train": "all", "reference": "frozen-adapter"}, "--reference frozen-adapter with --train all"),
         ({"pairs": 5}, "--pairs goes with --data FILE"),
         ({"data": Path(__file__)}, "--data needs --tokenizer DIR"),
