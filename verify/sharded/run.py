@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
+from reports.words import duration
 from verify.cases import Case
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
@@ -16,6 +17,7 @@ from verify.objective import Preference
 from verify.sharded.agreement import check_same_weights
 from verify.sharded.bench import Bench, measure_bench, table_of
 from verify.sharded.checks import CHECKS
+from verify.sharded.effort import Workload, seconds_of_token
 from verify.sharded.faults import FAULTS, HARMLESS, HarmlessChange, ShardedFault
 from verify.sharded.finding import Finding
 from verify.sharded.models import PolicyAndFrozen, sharded_models, whole_models
@@ -111,12 +113,14 @@ class ShardedOutcome:
     model: ModelUnderTest
 
 
-def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
+def run_sharded_parity(request: ShardedRequest, begin: Begin, say: Begin | None = None) -> ShardedOutcome:
     """Run everything. A collective.
 
     Args:
         request: What to judge.
         begin: Called with what is being done.
+        say: Called before each precision with what it runs and about how long that takes, for which a step is timed;
+            None where that is not worth it. Given on all ranks or on none.
 
     Returns:
         The outcome.
@@ -131,7 +135,7 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
     planted: list[Planted] = []
     harmless: list[Planted] = []
     for precision in request.precisions:
-        of = _OfPrecision(request, precision, begin)
+        of = _OfPrecision(request, precision, begin, say)
         parity += of.parity()
         if (bench := of.bench(parity)) is not None:
             for check in CHECKS.values():
@@ -154,7 +158,7 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
 class _OfPrecision:
     """The models of one precision, and what is run on them."""
 
-    def __init__(self, request: ShardedRequest, precision: str, begin: Begin) -> None:
+    def __init__(self, request: ShardedRequest, precision: str, begin: Begin, say: Begin | None) -> None:
         self._request, self._precision, self._begin = request, precision, begin
         self._dtype = PRECISIONS[precision].computes
         holder = ModelHolder(request.model, self._dtype)
@@ -162,10 +166,35 @@ class _OfPrecision:
         whole = PolicyAndFrozen.of(holder.under_test)
         for model in whole.models:
             check_same_weights(model, self._dtype)
+        if say is not None:
+            say(self._announcement(holder))
         self._yardsticks = self._measured(holder)
         is_cast = PRECISIONS[precision].weights != self._dtype
         self._whole = whole_models(request.model, precision) if is_cast else whole
         self._sharded = sharded_models(request.model, precision, HONEST)
+
+    def _announcement(self, holder: ModelHolder) -> str:
+        """What is run in this precision, and about how long it takes here. A collective."""
+        request = self._request
+        self._begin(f"{self._precision}: timing a step")
+        workload = Workload(
+            scenarios=request.scenarios,
+            runs=[
+                scenario
+                for scenario in request.scenarios
+                for subject in request.subjects
+                if support_for(subject, scenario.case, scenario.reference).supported
+            ],
+            num_unpacked=1 + len(request.variations),
+            num_faults=len(request.faults),
+            num_harmless=len(request.harmless) if self._precision == request.precisions[0] else 0,
+        )
+        token_s = seconds_of_token(holder, request.scenarios[0], self._dtype, request.seed)
+        expected = duration(token_s * workload.tokens(dist.get_world_size()))
+        later = request.precisions[request.precisions.index(self._precision) + 1 :]
+        return f"{self._precision}: {workload.in_words()}: about {expected}" + (
+            f"; then {', '.join(later)}" if later else ""
+        )
 
     def _measured(self, holder: ModelHolder) -> Yardsticks:
         request = self._request
