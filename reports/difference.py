@@ -50,7 +50,8 @@ _COST_SETTINGS = (
 _FAMILIES_SETTINGS = ("tool_version", "environment", "seed", "seconds_per_family", "ways")
 _FORECAST_SETTINGS = ("tool_version", "environment", "step", "device", "assumptions")
 _SHARDED_SETTINGS = (
-    "tool_version", "environment", "world_size", "backend", "model", "precisions", "scenarios", "policy", "seeds",
+    "tool_version", "environment", "world_size", "backend", "model", "objective", "precisions", "scenarios", "policy",
+    "seeds",
 )  # fmt: skip
 _PREFLIGHT_SETTINGS = ("tool_version", "environment", "request", "world_size", "ranks", "required")
 _SIMULATION_SETTINGS = ("groups_sampled", "seed", "num_ranks", "groups_per_rank", "row_limit")

@@ -27,6 +27,7 @@ def inconsistencies(record: ShardedRecord) -> Iterator[str]:
     """
     yield from _twice(record)
     yield from _unknown_names(record)
+    yield from _objective(record)
     yield from _gaps(record)
     yield from _ranks(record)
     if record.verdict != (verdict := _folded(record)):
@@ -67,6 +68,19 @@ def _unknown_names(record: ShardedRecord) -> Iterator[str]:
                 yield f"{what} in {precision} has a check in {check.precision}"
             if check.subject not in subjects:
                 yield f"{what} is of subject {check.subject}, which is not among the subjects"
+
+
+def _objective(record: ShardedRecord) -> Iterator[str]:
+    """What was run is under the objective that the record states, and over its frozen policy or one that is cached."""
+    if not record.objective:
+        return
+    name, reference = record.objective.get("name"), record.objective.get("reference")
+    if record.cases and name not in {case.objective for case in record.cases}:
+        yield f"the objective is {name}, but no case is under it"
+    for scenario in record.scenarios:
+        if scenario.reference not in ({reference} if reference is None else {reference, "cached"}):
+            of_run = reference or "no frozen policy"
+            yield f"scenario {scenario.name} is over {scenario.reference}, the run over {of_run}"
 
 
 def _gaps(record: ShardedRecord) -> Iterator[str]:

@@ -9,6 +9,7 @@ from reports.sharded_overview import (
     closing_line,
     data_rows,
     not_applicable,
+    objective_line,
     planted_line,
     ranks_line,
     subject_rows,
@@ -112,6 +113,8 @@ def _blocks(record: ShardedRecord) -> Iterable[str]:
 def _setup(record: ShardedRecord) -> Iterable[Sequence[str]]:
     environment = record.environment
     yield "model", f"{record.model.name}, {depth(record.model)}, {record.model.weights}"
+    if record.objective:
+        yield "objective", objective_line(record)
     for precision in record.precisions:
         yield precision.name, f"{precision.weights} shards, {precision.computes} passes, {precision.reduces} reduction"
     yield "ranks", f"{record.world_size} over {record.backend}, started by {record.started_by}"

@@ -9,7 +9,7 @@ from reports.facts import data_facts
 from reports.record_names import NOT_A_PASS, VerdictName
 from reports.record_setting import DataRecord
 from reports.sharded_record import AGAINST, Against, ParityRecord, ShardedRecord
-from reports.words import listed, number, plural
+from reports.words import listed, number, plural, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,4 +141,19 @@ def title(record: ShardedRecord) -> str:
     """What was run."""
     trained = ", every weight trained" if record.model.train == "all" else ""
     precisions = ", ".join(precision.name for precision in record.precisions)
-    return f"{record.model.name}{trained}, {plural(record.world_size, 'rank')}, {precisions}"
+    return f"{record.model.name}{trained}{_unusual(record)}, {plural(record.world_size, 'rank')}, {precisions}"
+
+
+def _unusual(record: ShardedRecord) -> str:
+    """The objective and the frozen policy, where they are not those of a run that names none."""
+    name, reference = (str(record.objective.get(key) or "") for key in ("name", "reference"))
+    usual = "separate-model" if record.model.train == "all" else "adapters-off"
+    over = f" over {reference}" if reference not in ("", usual) else ""
+    if name in ("", "sigmoid"):
+        return f", sigmoid{over}" if over else ""
+    return f", {name}{over}"
+
+
+def objective_line(record: ShardedRecord) -> str:
+    """The objective with its parameters and its frozen policy; "" of a record that does not say."""
+    return setting(dict(record.objective))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, Self, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from reports.record_names import VerdictName
 from reports.record_results import JudgementRecord
@@ -36,7 +36,8 @@ class ScenarioRecord(RecordPart):
     case: Text
     micro_size: Count
     """Most groups of a micro-batch."""
-    reference: Literal["adapters-off", "separate-model", "cached"]
+    reference: Literal["adapters-off", "frozen-adapter", "separate-model", "cached"] | None
+    """The frozen policy; None of a reward model, which has none."""
 
 
 class HeldRecord(RecordPart):
@@ -179,6 +180,9 @@ class ShardedRecord(RecordPart):
     """Of rank 0; all ranks have the same versions."""
     model: ModelRecord
     precisions: list[PrecisionRecord]
+    objective: Settings = Field(default_factory=dict)
+    """Of the cases that compare responses, by its settings, with the frozen policy of the run; cases that are there for
+    one objective have their own. Empty in records that do not say: the sigmoid loss with its defaults."""
     cases: list[CaseRecord]
     scenarios: list[ScenarioRecord]
     data: DataRecord | None = None

@@ -10,7 +10,15 @@ from rich.text import Text
 
 from reports.breakable import Breakable
 from reports.record_names import VerdictName
-from reports.sharded_overview import closing_line, data_line, not_applicable, ranks_line, subject_rows, title
+from reports.sharded_overview import (
+    closing_line,
+    data_line,
+    not_applicable,
+    objective_line,
+    ranks_line,
+    subject_rows,
+    title,
+)
 from reports.sharded_record import AGAINST, ShardedRecord
 from reports.words import number, printable
 
@@ -33,6 +41,8 @@ def print_sharded(record: ShardedRecord, console: Console) -> None:
     """
     console.print(Text(printable(f"packparity {record.tool_version} sharded: {title(record)}")), soft_wrap=True)
     console.print(Text(printable(ranks_line(record)), style="dim"), soft_wrap=True)
+    if record.objective:
+        console.print(Text(printable(f"objective: {objective_line(record)}"), style="dim"), soft_wrap=True)
     if record.data is not None:
         console.print(Text(printable(data_line(record.data)), style="dim"), soft_wrap=True)
     console.print(_subjects(record))

@@ -121,6 +121,14 @@ def test_a_run_that_its_parts_do_not_bear_out_is_refused(changes: dict[str, Any]
         ({"subjects": [*record().subjects] * 2}, "subject .* is there 2 times"),
         ({"cases": []}, "scenario uneven is of case uneven, which is not among the cases"),
         ({"cases": [CASE.model_copy(update={"groups": [PAIR] * 6})]}, "PASS with 5 groups on all ranks, .* has 6"),
+        ({"objective": {"name": "ipo", "reference": "adapters-off"}}, "the objective is ipo, but no case is under it"),
+        (
+            {
+                "objective": {"name": "sigmoid", "reference": "adapters-off"},
+                "scenarios": [SCENARIO.model_copy(update={"reference": "frozen-adapter"})],
+            },
+            "scenario uneven is over frozen-adapter, the run over adapters-off",
+        ),
         ({"parity": [parity(groups_of_ranks=[5])]}, "groups of 1 ranks, where there are 2"),
         ({"parity": [parity(micro_size=3)]}, "micro-batches of 3 groups, the scenario has at most 2"),
         ({"checks": [check(), check(check="reduction", precision="float64")]}, "float64, which is not among the"),
@@ -228,3 +236,17 @@ FLAGGED = harmless(flagged_by=["clip"], checks=[FAILED])
 def test_a_run_that_is_no_pass_is_red_where_it_is_not(changes: dict[str, Any], red: tuple[str, str]) -> None:
     bad = [outcome for outcome in junit_of(record(reasons=["why"], **changes)).values() if outcome[0]]
     assert [(tag, message[: len(red[1])]) for tag, message in bad] == [red]
+
+
+def test_objective_and_frozen_policy_are_shown_in_every_form() -> None:
+    of_ipo = record(
+        objective={"name": "ipo", "beta": 0.3, "reference": "frozen-adapter"},
+        cases=[CASE.model_copy(update={"objective": "ipo"})],
+        scenarios=[SCENARIO.model_copy(update={"reference": "frozen-adapter"})],
+    )
+    console = Console(file=StringIO(), width=200)
+    print_sharded(of_ipo, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in (shown, sharded_markdown.render(of_ipo), sharded_html.render(of_ipo)):
+        assert "tiny, ipo over frozen-adapter, 2 ranks" in text
+        assert "0.3" in text

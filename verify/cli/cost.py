@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -95,7 +97,9 @@ def cost(
     place = place_from_environment(_kind_of_device(device, preset, scale))
     if ranks is not None and ranks > 1 and place is None:
         try:
-            raise typer.Exit(start_local_ranks(sys.argv[1:], ranks, _RANKS_TIMEOUT_S))
+            with _told_how_to_go_on(out):
+                status = start_local_ranks(sys.argv[1:], ranks, _RANKS_TIMEOUT_S)
+            raise typer.Exit(status)
         except KeyboardInterrupt:
             _say_interrupted(out)
             raise typer.Exit(_INTERRUPTED) from None
@@ -152,7 +156,7 @@ def _measure(options: CostOptions, place: RankPlace | None, *, as_json: bool, qu
     prepared = prepare_cost(options, num_ranks=num_ranks, device=place.device if place else None)
     out = options.out
     try:
-        with show_progress(quiet or not is_first) as progress:
+        with show_progress(quiet or not is_first) as progress, _told_how_to_go_on(out):
 
             def run_place(ranks: OneRank | DistributedRanks) -> RunPlace:
                 return RunPlace(ranks=ranks, progress=progress, command=["packparity", *sys.argv[1:]], started=STARTED)
@@ -190,6 +194,21 @@ def _kind_of_device(device: str | None, preset: str | None, scale: str) -> str:
 
         device = preset_named(preset).defaults("tiny" if scale == "tiny" else "full").device
     return (device or "cpu").partition(":")[0]
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(out: Path | None) -> Iterator[None]:
+    """Say of a rank that was lost where the others left what they had measured."""
+    from verify.sharded.board import RankLostError
+
+    try:
+        yield
+    except RankLostError as error:
+        from verify.cost.journal import JOURNAL_FILE
+
+        if out is None or not (out / JOURNAL_FILE).is_file():
+            raise
+        raise RankLostError(f"{error}; what was measured is in {out}: --resume goes on") from error
 
 
 def _say_interrupted(out: Path | None) -> None:

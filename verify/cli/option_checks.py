@@ -23,6 +23,7 @@ from verify.default_cases.tiny import tiny_cases
 from verify.frozen_policy import REFERENCE_NAMES, ReferenceName
 from verify.images import ImageFormat
 from verify.models.configs import NAMED_CONFIGS, TINY_PREFIX, named_config
+from verify.objective import REWARD_MODEL
 from verify.option_names import BACKEND_NAMES, BUILT_IN_SUBJECT_NAMES, VARIATION_NAMES
 from verify.precision import DTYPE_NAMES, PRECISIONS
 from verify.tolerance import load_policy
@@ -175,6 +176,16 @@ def checked_training(train: str, reference: str | None) -> tuple[TrainName, Refe
     if known[1] is not None:
         check_reference(known[0], known[1])
     return known
+
+
+def check_frozen_policy(objective: str, reference: ReferenceName | None) -> None:
+    """Refuse a frozen policy of what has none.
+
+    Raises:
+        ValueError: One was named for a reward model.
+    """
+    if objective == REWARD_MODEL and reference is not None:
+        raise ValueError(f"--reference {reference}: {REWARD_MODEL} has no frozen policy; leave it out")
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:

@@ -15,7 +15,14 @@ _HELP_SUBJECT = "A built-in subject, package.module:Class or file.py:Class. May 
 _HELP_DTYPE = "float64, float32, bfloat16 or mixed-bfloat16 (float32 shards, bfloat16 passes); repeatable."
 _HELP_FULL = "All packed subjects, more cases, every objective, all dtypes."
 _HELP_PAIRS = "Pairs to draw from --data, more than ranks; two for each rank and one more unless given."
-_HELP_TRAIN = "What is trained: lora (adapters), or all (every weight; the frozen policy is another sharded model)."
+_HELP_TRAIN = "What is trained: lora (adapters), or all (every weight; the frozen policy is another model, or cached)."
+_HELP_OBJECTIVE = (
+    "Objective of cases that compare responses, as packparity check names them; reward-model for a reward model."
+)
+_HELP_REFERENCE = (
+    "The frozen policy: adapters-off, frozen-adapter, separate-model or cached; as packparity check takes it."
+)
+_HELP_NLL = "Weight of the NLL of preferred responses; as published if not given (1 for rpo and groupdpo, else 0)."
 _HELP_TIMEOUT = "Seconds that a rank waits for the slowest one before the run ends."
 _LONGEST_RUN_S = 6 * 3600.0
 
@@ -35,7 +42,12 @@ def sharded(
     dtype: Annotated[list[str] | None, typer.Option(help=_HELP_DTYPE)] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only these cases, beside the one that is probed.")] = None,
     full: Annotated[bool, typer.Option("--full", help=_HELP_FULL)] = False,
+    objective: Annotated[str, typer.Option(help=_HELP_OBJECTIVE)] = "sigmoid",
+    beta: Annotated[float, typer.Option(help="DPO's beta.")] = 0.1,
+    label_smoothing: Annotated[float, typer.Option(help="Label smoothing, in [0, 0.45].")] = 0.0,
+    nll_weight: Annotated[float | None, typer.Option(help=_HELP_NLL)] = None,
     train: Annotated[str, typer.Option(help=_HELP_TRAIN)] = "lora",
+    reference: Annotated[str | None, typer.Option(help=_HELP_REFERENCE)] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda for the device of each local rank.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights, adapters and cases.", min=0)] = 0,
     policy: Annotated[Path | None, typer.Option(help="Tolerance policy (TOML) instead of the default.")] = None,
@@ -56,12 +68,15 @@ def sharded(
     from reports.sharded_store import SHARDED_FILES
     from reports.store import check_writable
     from verify.cli import option_checks
+    from verify.objective import run_objective
     from verify.sharded.ranks import STARTED_HERE, place_from_environment, start_local_ranks
     from verify.sharded.scenarios import check_precisions
 
     option_checks.check_model(model, layers)
     option_checks.check_subjects(subject or (), backend or ())
-    trained, _ = option_checks.checked_training(train, None)
+    trained, frozen = option_checks.checked_training(train, reference)
+    run_objective(objective, beta=beta, label_smoothing=label_smoothing, nll_weight=nll_weight)
+    option_checks.check_frozen_policy(objective, frozen)
     check_precisions(dtype or (), trained)
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device {device}: give cpu, or cuda for the device of each local rank")
@@ -104,6 +119,11 @@ def sharded(
         seed=seed,
         policy=policy,
         train=trained,
+        objective=objective,
+        beta=beta,
+        label_smoothing=label_smoothing,
+        nll_weight=nll_weight,
+        reference=frozen,
     )
     # Subjects print as they like: that may not pass for the program's own output.
     with process_group(place, timeout) as enter, contextlib.redirect_stdout(sys.stderr):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,8 @@ from reports.store import RECORD_FILE, RecordError, parse_json, read_record
 _DETERMINING = ("packparity", "torch", "transformers", "peft")
 _NOT_OF_THE_COMPUTATION = frozenset({"dtype", "torch_dtype", "transformers_version", "_name_or_path"})
 """Of a model's config: the dtype is compared by itself, as are versions."""
+_OF_ANOTHER_LOSS = ("label_smoothing", "nll_weight", "reference")
+"""Settings of an objective that make the loss another one; beta is a number in the same one."""
 _OF_THE_WEIGHTS = frozenset({"strength"})
 """Of adapters: how far they have moved the model, which each optimizer step changes."""
 
@@ -42,6 +44,7 @@ class MeasuredSubject:
         model: The measured model.
         dtype: Of weights and passes.
         objective: Name of the objective.
+        settings: Its settings, the frozen policy among them; those that it does not name are not compared.
         num_ranks: Ranks that the model is sharded over; 1 where it is whole.
     """
 
@@ -49,6 +52,7 @@ class MeasuredSubject:
     model: ModelRecord
     dtype: str
     objective: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
     num_ranks: int = 1
 
 
@@ -162,6 +166,14 @@ def _objectives(record: Record | ShardedRecord) -> list[str]:
     return [str(record.objective.get("name"))]
 
 
+def _settings(record: Record | ShardedRecord) -> Mapping[str, Any]:
+    """Of the objective of a run. A sharded record that has none is of the sigmoid loss with its defaults."""
+    if record.objective or isinstance(record, Record):
+        return record.objective
+    frozen = next((scenario.reference for scenario in record.scenarios if scenario.reference != "cached"), "cached")
+    return {"label_smoothing": 0.0, "nll_weight": 0.0, "reference": frozen}
+
+
 def _world_size(record: Record | ShardedRecord) -> int:
     return record.world_size if isinstance(record, ShardedRecord) else 1
 
@@ -187,6 +199,10 @@ def _differences(record: Record | ShardedRecord, measured: MeasuredSubject) -> I
     yield from _differing("LoRA config", record.model.lora, measured.model.lora, _OF_THE_WEIGHTS)
     if measured.objective not in (objectives := _objectives(record)):
         yield "objective", ", ".join(objectives), measured.objective
+    settings = _settings(record)
+    for name in _OF_ANOTHER_LOSS:
+        if name in settings and name in measured.settings and settings[name] != measured.settings[name]:
+            yield "frozen policy" if name == "reference" else name, settings[name], measured.settings[name]
     world_size = _world_size(record)
     if (world_size > 1) != (measured.num_ranks > 1):  # any number of ranks stands for any other
         yield "sharding", _sharding(world_size), _sharding(measured.num_ranks)

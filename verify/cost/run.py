@@ -174,6 +174,7 @@ def _cited(prepared: PreparedCost, environment: Environment, model: ModelRecord)
         model=model,
         dtype=prepared.dtype,
         objective=prepared.objective.name,
+        settings=prepared.objective.settings,
         num_ranks=prepared.num_ranks,
     )
     return cite(prepared.parity, measured, subjects)

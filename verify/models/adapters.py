@@ -10,6 +10,8 @@ from verify.module_walk import modules_of
 
 _SWITCH = "_disable_adapters"
 """Of PEFT's layers, and of those with trained copies of weights: where it is set, they compute without."""
+_ACTIVE_OF_LAYER, _ACTIVE = "_active_adapter", "active_adapter"
+"""Which adapters such a layer computes with; which one a model says it computes with."""
 
 
 def has_adapters(model: Any) -> bool:
@@ -52,18 +54,31 @@ def adapters_off(model: Any) -> Iterator[None]:
 def adapter_active(model: Any, name: str) -> Iterator[None]:
     """The model with another adapter in place of the one that it is trained with, while the context is open.
 
-    PEFT's own switch makes whatever adapter it switches to one that is trained; flags are put back here.
+    PEFT's own switch makes whatever adapter it switches to one that is trained. Flags that are put back afterwards
+    are those of the parameters that were there before, which in a sharded model are others than those that took part.
+    Here no parameter is touched: layers are told which adapter to compute with.
 
     Args:
         model: A model of :func:`verify.models.lora.add_lora`.
         name: The adapter.
+
+    Raises:
+        ValueError: The model has no adapter of that name.
     """
-    before = model.active_adapter
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    if name not in model.peft_config:
+        raise ValueError(f"{type(model).__name__} has no adapter {name!r}: it has {', '.join(model.peft_config)}")
+    layers = [module for module in modules_of(model) if _has_switch(module)]
+    told = [*((layer, _ACTIVE_OF_LAYER, [name]) for layer in layers), *((m, _ACTIVE, name) for m in _wrappers(model))]
+    before = [getattr(each, attribute) for each, attribute, _ in told]
     try:
-        model.set_adapter(name)
+        for each, attribute, active in told:
+            setattr(each, attribute, active)
         yield
     finally:
-        model.set_adapter(before)
-        for parameter, requires_grad in flags:
-            parameter.requires_grad_(requires_grad)
+        for (each, attribute, _), active in zip(told, before, strict=True):
+            setattr(each, attribute, active)
+
+
+def _wrappers(model: Any) -> list[Any]:
+    """PEFT's model and its tuner, which say which adapter is active."""
+    return [each for each in (model, model.base_model) if _ACTIVE in vars(each)]

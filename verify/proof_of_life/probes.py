@@ -83,7 +83,7 @@ PROBES_OF_REWARDS: tuple[Probe, ...] = (
     Probe("reward-branches-not-isolated"),
     Probe("reward-read-one-token-early"),
     Probe("reward-read-at-end-of-row"),
-    Probe("reward-head-learns-from-chosen", seen_in="gradients"),
+    Probe("reward-head-learns-from-chosen", seen_in="gradients", may_hide="in bfloat16"),
     Probe("reward-preference-reversed", seen_in="gradients"),
     Probe("reward-pairs-summed"),
     Probe("reward-positions-run-on", may_hide="in bfloat16"),

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from verify.models.dtypes import DTYPES
-from verify.objective import Objective
+from verify.objective import Objective, Preference
 from verify.sharded.local_gradients import SummedGradients, gradients_of_one_rank, summed_gradients
 from verify.sharded.models import PolicyAndFrozen
-from verify.sharded.observe import ShardedRun, all_gathered, run_sharded
+from verify.sharded.observe import ShardedRun, all_gathered, no_gradients_left, run_sharded
 from verify.sharded.rank_work import SubjectOnRank, Table
 from verify.sharded.scenarios import PRECISIONS, Scenario
 from verify.sharded.yardsticks import Yardstick, Yardsticks, over
@@ -33,7 +33,7 @@ class Bench:
         objective: The objective of its case.
         sharded_models: The sharded model and its frozen policy.
         whole_models: The same whole, as a rank computes with them.
-        table: Values of the frozen policy, in the order of the data.
+        table: Values of the frozen policy, in the order of the data; none under a reward model.
         yardstick: What one process computes.
         yardsticks: Of all cases of the dtype.
         policy: Factors and floors.
@@ -41,6 +41,7 @@ class Bench:
         summed: What the ranks' own gradients add up to.
         alone: What one rank leaves that has the whole batch.
         is_repeatable: Whether that has the same bits a second time, on every rank.
+        dummy_learns: Whether the value of a dummy call has a gradient, on every rank.
         runs: Steps that were run on this sharded model, by their stages and whether the reference was cached: the same
             step gives the same bits.
     """
@@ -59,6 +60,7 @@ class Bench:
     summed: SummedGradients
     alone: Mapping[str, Tensor]
     is_repeatable: bool
+    dummy_learns: bool
     runs: dict[tuple[ShardedStages, bool], ShardedRun] = field(default_factory=dict, repr=False)
 
     @property
@@ -71,12 +73,18 @@ class Bench:
         """The whole model."""
         return self.whole_models.policy
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether the frozen policy of every step is one that stands beside the data."""
+        return self.scenario.reference == "cached"
+
     def on_other(self, sharded: PolicyAndFrozen) -> Bench:
         """The same bench with other sharded models."""
         return replace(self, sharded_models=sharded, runs={})
 
     def step(self, stages: ShardedStages, *, cached: bool = False) -> ShardedRun:
         """One step of the scenario; run the first time it is asked for. A collective."""
+        cached = cached or self.is_cached
         if (stages, cached) not in self.runs:
             self.runs[stages, cached] = run_sharded(
                 self.on_rank(cached=cached), micro_size=self.scenario.micro_size, stages=stages, seed=self.seed
@@ -90,14 +98,13 @@ class Bench:
             self.sharded,
             self.scenario.case.groups,
             over(self.objective, self.sharded_models.frozen),
-            table=self.table if cached else None,
+            table=self.table if cached or self.is_cached else None,
             dummy_factor=dummy_factor,
         )
 
     def on_whole(self) -> SubjectOnRank:
         """The subject on the whole model."""
-        objective = over(self.objective, self.whole_models.frozen)
-        return SubjectOnRank(self.subject, self.whole, self.scenario.case.groups, objective)
+        return on_whole_models(self.subject, self.scenario, self.yardstick, self.whole_models)
 
     @property
     def reduce_epsilon(self) -> float:
@@ -132,8 +139,7 @@ def measure_bench(
         The bench.
     """
     yardstick = yardsticks.by_case[scenario.case.name]
-    objective = over(yardstick.objective, whole.frozen)
-    on_whole = SubjectOnRank(subject, whole.policy, scenario.case.groups, objective)
+    on_whole = on_whole_models(subject, scenario, yardstick, whole)
     reduces = DTYPES[PRECISIONS[precision].reduces]
     alone, again = (
         gradients_of_one_rank(on_whole, micro_size=scenario.micro_size, seed=seed, reduces=reduces) for _ in range(2)
@@ -154,15 +160,41 @@ def measure_bench(
         summed=summed_gradients(on_whole, micro_size=scenario.micro_size, seed=seed),
         alone=alone,
         is_repeatable=all(all_gathered(same_bits)),
+        dummy_learns=all(all_gathered(_learns_from_dummy(on_whole))),
     )
 
 
+def on_whole_models(
+    subject: Subject, scenario: Scenario, yardstick: Yardstick, whole: PolicyAndFrozen
+) -> SubjectOnRank:
+    """A subject on whole models, in a scenario."""
+    return SubjectOnRank(
+        subject,
+        whole.policy,
+        scenario.case.groups,
+        over(yardstick.objective, whole.frozen),
+        table=table_of(yardstick) if scenario.reference == "cached" else None,
+    )
+
+
+def _learns_from_dummy(on_whole: SubjectOnRank) -> bool:
+    """Whether a dummy call would add anything: beyond the kink of a hinge, say, it has no gradient."""
+    with no_gradients_left(on_whole.model), torch.enable_grad():
+        on_whole.dummy().backward()  # type: ignore[no-untyped-call]
+        return any(bool(p.grad.any()) for p in on_whole.model.parameters() if p.grad is not None)
+
+
 def table_of(yardstick: Yardstick) -> Table:
-    """Log-probs of the frozen policy as the unpacked path computes them, in the order of the data.
+    """Log-probs of the frozen policy in the order of the data: the cached ones, or those of the unpacked path.
 
     Raises:
-        ValueError: A group with tokens that are not supervised, of which nothing is known.
+        ValueError: A group with tokens that are not supervised, of which the unpacked path says nothing.
     """
+    if not isinstance(yardstick.objective, Preference):
+        return ()
+    if yardstick.looked_up is not None:
+        looked_up = iter(yardstick.looked_up)
+        return [tuple(next(looked_up) for _ in group.completions) for group in yardstick.case.groups]
     values = iter(yardstick.witness.ref_per_token_logps)
     if any(group.completion_masks for group in yardstick.case.groups):
         raise ValueError(f"case {yardstick.case.name}: values are cached for supervised tokens only, and some are not")

@@ -9,21 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from reports.words import plural
+from reports.words import duration, plural
 from verify.groups import PreferenceGroup
 from verify.model_holder import ModelHolder
 from verify.models.dtypes import computing_in
-from verify.objective import Preference, objective_named
+from verify.objective import RunObjective, objective_named
 from verify.observation import observe
 from verify.sharded.dealing import largest_load
 from verify.sharded.observe import all_gathered
-from verify.sharded.scenarios import Scenario
+from verify.sharded.scenarios import PRECISIONS, Scenario
+from verify.subject import support_for
 from verify.subjects.oracle import apply_objective
 from verify.subjects.pairwise import WITNESS
 from verify.subjects.sharded import HONEST
+
+if TYPE_CHECKING:
+    from verify.sharded.run import ShardedRequest
 
 BENCH_STEPS = 5
 """Steps of the probed scenario on whole models, among which two in which a rank has the whole batch."""
@@ -80,6 +85,34 @@ class Workload:
         )
 
 
+def announcement(request: ShardedRequest, precision: str, holder: ModelHolder) -> str:
+    """What is run in a precision, and about how long it takes here. A collective.
+
+    Args:
+        request: What is judged.
+        precision: Name of the precision.
+        holder: The whole model in it.
+    """
+    workload = Workload(
+        scenarios=request.scenarios,
+        runs=[
+            scenario
+            for scenario in request.scenarios
+            for subject in request.subjects
+            if support_for(subject, scenario.case, scenario.reference).supported
+        ],
+        num_unpacked=1 + len(request.variations),
+        num_faults=len(request.faults),
+        num_harmless=len(request.harmless) if precision == request.precisions[0] else 0,
+    )
+    dtype = PRECISIONS[precision].computes
+    token_s = seconds_of_token(holder, request.scenarios[0], request.objective, dtype, request.seed)
+    expected = duration(token_s * workload.tokens(dist.get_world_size()))
+    later = request.precisions[request.precisions.index(precision) + 1 :]
+    then = f"; then {', '.join(later)}" if later else ""
+    return f"{precision}: {workload.in_words()}: about {expected}{then}"
+
+
 def largest_share(scenario: Scenario, world_size: int) -> int:
     """Tokens of the rank that has most of them, each prompt once."""
     groups = scenario.case.groups
@@ -87,17 +120,18 @@ def largest_share(scenario: Scenario, world_size: int) -> int:
     return max(sum(_packed_tokens(groups[at]) for at in own) for own in of_ranks)
 
 
-def seconds_of_token(holder: ModelHolder, scenario: Scenario, dtype: str, seed: int) -> float:
+def seconds_of_token(holder: ModelHolder, scenario: Scenario, of_run: RunObjective, dtype: str, seed: int) -> float:
     """How long the slowest rank takes for a token, all being busy, in a step of the unpacked path. A collective.
 
     Args:
         holder: The whole model.
         scenario: Whose longest group is taken.
+        of_run: The objective of cases of pairs and groups.
         dtype: Name of the dtype of passes.
         seed: Of torch's generator.
     """
     groups = [max(scenario.case.groups, key=_unpacked_tokens)]
-    objective = objective_named(scenario.case.objective_name, holder.with_reference(Preference()))
+    objective = objective_named(scenario.case.objective_name, holder.with_reference(of_run))
     times = []
     for _ in range(2):  # the first warms up
         dist.barrier()

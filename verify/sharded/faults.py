@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from verify.groups import PreferenceGroup
+from verify.subject import Subject
 from verify.subjects.sharded import HONEST, ShardedStages, Units
+
+FrozenWeights = Literal["", "trained", "without adapters"]
+"""What the frozen policy computes with in place of its own weights: those that are trained, or the bare model's."""
+FaultOf = Literal["any step", "frozen policies", "reward models"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,10 @@ class ShardedFault:
         checks: Those that can see it, of which one at least has to catch it. In bfloat16 the budgets of parity leave
             room for some.
         micro_size: Groups that a micro-batch has to have at most, for it to show.
+        of: What a step needs to have for it to show.
+        frozen: Other weights of the frozen policy; "" for its own.
+        instead: What takes the place of the subject.
+        needs_dummy_gradient: Whether it shows only where the value of a dummy call has a gradient.
     """
 
     name: str
@@ -37,6 +47,10 @@ class ShardedFault:
     stages: ShardedStages
     checks: tuple[str, ...]
     micro_size: int = 1
+    of: FaultOf = "any step"
+    frozen: FrozenWeights = ""
+    instead: Callable[[Subject], Subject] | None = None
+    needs_dummy_gradient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +135,31 @@ def _from_before_sharding(model: nn.Module) -> list[nn.Parameter]:
     return [nn.Parameter(p.detach().clone()) for p in model.parameters() if p.requires_grad]
 
 
+class _EarlyOnLastRank:
+    """A subject, but that responses of the last rank end one token early; those of one token stay."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._subject, name)
+        if name not in ("loss", "rewards") or dist.get_rank() != dist.get_world_size() - 1:
+            return found
+        return lambda model, groups, *others: found(model, list(map(_ending_early, groups)), *others)
+
+    @property
+    def name(self) -> str:
+        return self._subject.name
+
+    def per_token_logps(self, model: Any, groups: Sequence[PreferenceGroup]) -> Sequence[Tensor]:
+        return self._subject.per_token_logps(model, groups)
+
+
+def _ending_early(group: PreferenceGroup) -> PreferenceGroup:
+    positives, negatives = (tuple(ids[:-1] or ids for ids in side) for side in (group.positives, group.negatives))
+    return replace(group, positives=positives, negatives=negatives, completion_masks=())
+
+
 FAULTS: tuple[ShardedFault, ...] = (
     ShardedFault(
         name="local-denominators",
@@ -157,6 +196,34 @@ FAULTS: tuple[ShardedFault, ...] = (
         imitates="values that were gathered in the order of ranks, or kept in a list beside a sampler that shards",
         stages=replace(HONEST, reference_places=_local_index),
         checks=("parity/cached",),
+        of="frozen policies",
+    ),
+    ShardedFault(
+        name="frozen-policy-is-trained",
+        what="the frozen policy computes with the weights that are trained",
+        imitates="a frozen copy that shares tensors with the policy or is taken in each step; a cache of its values",
+        stages=HONEST,
+        checks=("parity",),
+        of="frozen policies",
+        frozen="trained",
+    ),
+    ShardedFault(
+        name="frozen-policy-without-adapters",
+        what="the frozen policy is the model without adapters, whatever was asked for",
+        imitates="disable_adapter where another adapter is frozen, or one that was added (B = 0) and never loaded",
+        stages=HONEST,
+        checks=("parity",),
+        of="frozen policies",
+        frozen="without adapters",
+    ),
+    ShardedFault(
+        name="reward-one-slot-early-on-last-rank",
+        what="the last rank reads the head one token before the last of each response",
+        imitates="a rank whose tokenizer or collator ends responses otherwise, or that takes a last token for padding",
+        stages=HONEST,
+        checks=("parity", "reduction"),
+        of="reward models",
+        instead=lambda subject: _EarlyOnLastRank(subject),
     ),
     ShardedFault(
         name="clip-over-local-shard",
@@ -207,6 +274,7 @@ FAULTS: tuple[ShardedFault, ...] = (
         imitates="a dummy batch with a small loss, so that gradients exist",
         stages=replace(HONEST, dummy=_kept),
         checks=("dummy-calls",),
+        needs_dummy_gradient=True,
     ),
     ShardedFault(
         name="dummy-call-times-zero",

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy, SeparateModel
+from verify.frozen_policy import ADAPTERS_OFF, CachedLogps, FrozenAdapter, FrozenPolicy, ReferenceName, SeparateModel
+from verify.groups import PreferenceGroup
 from verify.models.dtypes import DTYPES
-from verify.models.request import ModelRequest, ModelUnderTest, build_model
+from verify.models.request import FROZEN_ADAPTER, ModelRequest, ModelUnderTest, build_model, build_reward_model
 from verify.sharded.scenarios import PRECISIONS
 from verify.subjects.sharded import ShardedStages, shard
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyAndFrozen:
-    """A model, and the frozen policy that goes with it: its own weights without adapters, or another model alike."""
+    """A model, and the frozen policy that goes with it.
+
+    Args:
+        policy: The model.
+        frozen: Its own weights without adapters or with another one, another model alike, or what is looked up beside
+            the data and never computed.
+    """
 
     policy: Any
     frozen: FrozenPolicy = ADAPTERS_OFF
 
     @staticmethod
-    def of(built: ModelUnderTest) -> PolicyAndFrozen:
-        """What was built."""
-        return PolicyAndFrozen(built.model, ADAPTERS_OFF if built.other is None else SeparateModel(built.other))
+    def of(built: ModelUnderTest, reference: ReferenceName) -> PolicyAndFrozen:
+        """What was built over a frozen policy; a reward model has none, whatever it says."""
+        return PolicyAndFrozen(built.model, _frozen_policy(built, reference))
 
     @property
     def models(self) -> tuple[Any, ...]:
@@ -33,11 +41,34 @@ class PolicyAndFrozen:
         return (self.policy, self.frozen.model) if isinstance(self.frozen, SeparateModel) else (self.policy,)
 
     def trained_though_frozen(self) -> tuple[str, ...]:
-        """Weights of the frozen model that require grad, or that a gradient came to."""
-        if not isinstance(self.frozen, SeparateModel):
-            return ()
-        named = self.frozen.model.named_parameters()
+        """Weights of the frozen model or adapter that require grad, or that a gradient came to."""
+        match self.frozen:
+            case SeparateModel(model):
+                named = list(model.named_parameters())
+            case FrozenAdapter(adapter):
+                named = [each for each in self.policy.named_parameters() if f".{adapter}." in each[0]]
+            case _:
+                named = []
         return tuple(name for name, weight in named if weight.requires_grad or weight.grad is not None)
+
+
+def _frozen_policy(built: ModelUnderTest, reference: ReferenceName) -> FrozenPolicy:
+    match reference:
+        case "adapters-off":
+            return ADAPTERS_OFF
+        case "frozen-adapter":
+            return FrozenAdapter(FROZEN_ADAPTER)
+        case "separate-model":
+            return ADAPTERS_OFF if built.other is None else SeparateModel(built.other)
+        case "cached":
+            return CachedLogps(nothing_is_computed)
+        case _:
+            assert_never(reference)
+
+
+def nothing_is_computed(groups: Sequence[PreferenceGroup]) -> Sequence[Tensor]:
+    """What a step does for groups of which nothing stands beside the data: it ends."""
+    raise ValueError(f"{len(groups)} groups are not in the cache")
 
 
 def sharded_model(
@@ -59,6 +90,7 @@ def sharded_models(
     *,
     reshard_after_forward: bool = True,
     built: ModelUnderTest | None = None,
+    is_reward_model: bool = False,
 ) -> PolicyAndFrozen:
     """Build a model and shard it, and the frozen one where it is another. A collective.
 
@@ -68,12 +100,15 @@ def sharded_models(
         stages: Whose ``reduce_dtype`` counts, where it has one.
         reshard_after_forward: As in ``shard``.
         built: What is built of the request in the dtype of shards, where it is there already; it is sharded itself.
+        is_reward_model: Build a reward model rather than a causal LM.
 
     Returns:
         The sharded models.
     """
     of = PRECISIONS[precision]
-    models = PolicyAndFrozen.of(build_model(request, of.weights) if built is None else built)
+    if built is None:
+        built = _built(request, of.weights, is_reward_model=is_reward_model)
+    models = PolicyAndFrozen.of(built, request.reference)
     for model in models.models:
         shard(
             model,
@@ -84,7 +119,7 @@ def sharded_models(
     return models
 
 
-def whole_models(request: ModelRequest, precision: str) -> PolicyAndFrozen:
+def whole_models(request: ModelRequest, precision: str, *, is_reward_model: bool = False) -> PolicyAndFrozen:
     """The model as a rank of the sharded one computes with it: where FSDP casts parameters they are cast, no buffers.
 
     PEFT keeps adapters of a bfloat16 model in float32, and so does a model that is sharded as it is.
@@ -92,16 +127,21 @@ def whole_models(request: ModelRequest, precision: str) -> PolicyAndFrozen:
     Args:
         request: The model.
         precision: One of ``PRECISIONS``.
+        is_reward_model: Build a reward model rather than a causal LM.
 
     Returns:
         The whole models.
     """
     of = PRECISIONS[precision]
-    built = PolicyAndFrozen.of(build_model(request, of.weights))
+    built = PolicyAndFrozen.of(_built(request, of.weights, is_reward_model=is_reward_model), request.reference)
     if of.computes != of.weights:
         for model in built.models:
             _cast_parameters(model, DTYPES[of.computes])
     return built
+
+
+def _built(request: ModelRequest, dtype: str, *, is_reward_model: bool) -> ModelUnderTest:
+    return (build_reward_model if is_reward_model else build_model)(request, dtype)
 
 
 def _cast_parameters(model: Any, dtype: torch.dtype) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verify.comparison import StructureError
 from verify.model_state import seed_torch
-from verify.objective import Sft
+from verify.objective import RewardModel, Sft
 from verify.observation import Observation
 from verify.sharded.rank_work import SeenGroup, SubjectOnRank
 from verify.subjects.sharded import ShardedStages, accumulate, full_gradients
@@ -101,6 +101,8 @@ def gathered_gradients(model: Any) -> dict[str, Tensor]:
 
 def _see_logps(on_rank: SubjectOnRank, stages: ShardedStages, micro_size: int) -> None:
     """Passes for log-probs alone, of a subject whose loss returns none; as many calls on every rank."""
+    if isinstance(on_rank.objective, RewardModel):
+        return
     without = [not group.logps for times in on_rank.seen.values() for group in times]
     if not any(all_gathered(any(without))):
         return

@@ -13,13 +13,14 @@ from torch import Tensor
 from verify.checks.shares import weight_of
 from verify.frozen_policy import CachedLogps
 from verify.groups import PreferenceGroup
-from verify.objective import Objective, Preference, RewardModel
+from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.passes import reference_logps
-from verify.returned_values import backward_done, check_logps, check_loss
+from verify.returned_values import backward_done, check_logps, check_loss, check_rewards
 from verify.sharded.alone import alone, is_sharded
 from verify.sharded.board import is_broken_collective
+from verify.sharded.models import nothing_is_computed
 from verify.slots import count_slots
-from verify.subject import Subject, SubjectError, owns_loss, said_by
+from verify.subject import Subject, SubjectError, computes_loss, owns_loss, said_by
 from verify.subjects.oracle import apply_objective
 from verify.subjects.sharded import RankWork
 from verify.supervised_values import supervised_logps
@@ -41,7 +42,7 @@ class SeenGroup:
     """What a rank computed of a group: float64 on the CPU, supervised tokens only.
 
     Args:
-        logps: Policy log-probs, one tensor per completion.
+        logps: Policy log-probs, one tensor per completion; empty under a reward model.
         ref_logps: Of the frozen policy; empty under an objective without one.
         rewards: Of each completion; empty under an objective without rewards.
         loss: Of the micro-batch that the group was in.
@@ -80,6 +81,10 @@ class SubjectOnRank:
         """The subject as the sharded step calls it."""
         return RankWork(loss_of=self.loss_of, num_units=self.num_units, dummy=self.dummy)
 
+    @property
+    def _dummy_group(self) -> PreferenceGroup:
+        return DUMMY_EXAMPLE if isinstance(self.objective, Sft) else DUMMY_GROUP
+
     def num_units(self, places: Sequence[int]) -> int:
         """Units of some groups."""
         return weight_of(self.objective.name, [self.groups[place] for place in places])
@@ -96,8 +101,7 @@ class SubjectOnRank:
 
     def dummy(self) -> Tensor:
         """A differentiable value of a call like any other."""
-        group = DUMMY_GROUP if isinstance(self.objective, Preference) else DUMMY_EXAMPLE
-        objective = self.objective
+        group, objective = self._dummy_group, self.objective
         if self.table is not None:
             objective = with_cached(objective, [group], [(torch.zeros(1), torch.zeros(1))])
         return self._run([group], objective)[0] * self.dummy_factor
@@ -119,18 +123,24 @@ class SubjectOnRank:
     def _call(
         self, groups: Sequence[PreferenceGroup], objective: Objective
     ) -> tuple[Tensor, Tensor, Sequence[Tensor], Sequence[Tensor]]:
-        subject, name = self.subject, self.subject.name
-        compares, learns = isinstance(objective, Preference), torch.is_grad_enabled()
+        subject, name, learns = self.subject, self.subject.name, torch.is_grad_enabled()
+        if isinstance(objective, RewardModel) and not computes_loss(subject, objective.name):
+            given = subject.rewards(self.model, groups)  # type: ignore[attr-defined]
+            values = apply_objective(
+                check_rewards(given, groups, subject=name, differentiable=learns), (), groups, objective
+            )
+            return values.loss, values.rewards.detach(), (), ()
+        compares = isinstance(objective, Preference)
         if owns_loss(subject):
             output = subject.loss(self.model, groups, objective)  # type: ignore[attr-defined]
             if backward_done(output, name):
                 raise NotShardedError(
                     "its loss runs backward itself, so that a rank's share of the global mean cannot be put on it"
                 )
-            num_rewards = sum(len(group.completions) for group in groups) if compares else 0
+            num_rewards = 0 if isinstance(objective, Sft) else sum(len(group.completions) for group in groups)
             loss, rewards = check_loss(output, subject=name, num_completions=num_rewards, differentiable=learns)
             policy, refs = (getattr(output, kind, None) for kind in ("per_token_logps", "ref_per_token_logps"))
-            if policy is None or (compares and refs is None):
+            if isinstance(objective, RewardModel) or policy is None or (compares and refs is None):
                 return loss, rewards, (), ()
             policy = check_logps(policy, groups, subject=name, differentiable=False)
             refs = check_logps(refs, groups, subject=name, differentiable=False) if compares else ()
@@ -180,7 +190,7 @@ class SubjectOnRank:
     def dummy_logps(self) -> None:
         """Passes like those of ``see_logps``, for nothing."""
         with torch.no_grad():
-            self._logps([DUMMY_GROUP if isinstance(self.objective, Preference) else DUMMY_EXAMPLE])
+            self._logps([self._dummy_group])
 
     def _logps(self, groups: Sequence[PreferenceGroup]) -> tuple[list[Tensor], list[Tensor]]:
         name, refs = self.subject.name, list[Tensor]()
@@ -216,11 +226,7 @@ def with_cached(objective: Objective, groups: Sequence[PreferenceGroup], values:
             if len(value) != len(completion):
                 value = (value.sum() / len(completion)).expand(len(completion))
             known[group.prompt_ids, group.images, completion] = value
-    return replace(objective, reference=CachedLogps(_nothing_is_computed, known))
-
-
-def _nothing_is_computed(groups: Sequence[PreferenceGroup]) -> Sequence[Tensor]:
-    raise ValueError(f"{len(groups)} groups are not in the cache")
+    return replace(objective, reference=CachedLogps(nothing_is_computed, known))
 
 
 def forward_calls(subject: SubjectOnRank, places: Sequence[int]) -> int:
@@ -243,8 +249,3 @@ def forward_calls(subject: SubjectOnRank, places: Sequence[int]) -> int:
         else:
             subject.dummy()
     return count.forward_calls
-
-
-def unfit_objective(objective: Objective) -> str:
-    """Why an objective is not run sharded; "" where it is."""
-    return "reward models are not run sharded yet" if isinstance(objective, RewardModel) else ""

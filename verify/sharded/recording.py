@@ -19,6 +19,7 @@ from reports.sharded_record import (
     ScenarioRecord,
     ShardedRecord,
 )
+from reports.values import Settings
 from verify.recording import case_record, judgement_record, model_record, subject_record
 from verify.sharded.finding import Finding
 from verify.sharded.parity import ParityResult
@@ -129,9 +130,15 @@ def record_sharded(request: ShardedRequest, outcome: ShardedOutcome, facts: Shar
         precisions=[
             PrecisionRecord(name=cast(PrecisionName, name), **asdict(PRECISIONS[name])) for name in request.precisions
         ],
+        objective=_objective(request),
         cases=[case_record(case) for case in request.cases],
         scenarios=[
-            ScenarioRecord(name=s.name, case=s.case.name, micro_size=s.micro_size, reference=s.reference)
+            ScenarioRecord(
+                name=s.name,
+                case=s.case.name,
+                micro_size=s.micro_size,
+                reference=None if request.is_reward_model else s.reference,
+            )
             for s in request.scenarios
         ],
         subjects=[subject_record(subject) for subject in request.subjects],
@@ -163,6 +170,12 @@ def record_sharded(request: ShardedRequest, outcome: ShardedOutcome, facts: Shar
         notes=list(facts.notes),
         total_s=facts.total_s,
     )
+
+
+def _objective(request: ShardedRequest) -> Settings:
+    """The objective of the run by its settings; the frozen policy is that of the models."""
+    settings: Settings = dict(request.objective.settings)
+    return settings if request.is_reward_model else {**settings, "reference": request.model.reference}
 
 
 def _parity_record(result: ParityResult) -> ParityRecord:

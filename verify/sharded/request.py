@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verify.groups import check_token_ids
+from verify.check_refusals import check_cases_fit
+from verify.frozen_policy import ReferenceName
 from verify.models.configs import TINY_CONFIGS, TINY_PREFIX
 from verify.models.lora import LoraSpec
 from verify.models.memory import check_memory
 from verify.models.request import ModelRequest, has_rotary_positions, requested_config, vocabulary_size
 from verify.models.shape_file import is_shape_file, read_shape
+from verify.objective import REWARD_MODEL, ComparingName, run_objective
 from verify.sharded.ranks import RankPlace, ranks_on_this_machine
 from verify.sharded.run import ShardedRequest
 from verify.sharded.scenarios import (
     DEFAULT_PRECISIONS,
     PRECISIONS,
+    Scenario,
+    as_asked,
     check_precisions,
     default_scenarios,
     named_scenarios,
@@ -24,6 +28,7 @@ from verify.sharded.scenarios import (
     real_scenarios,
 )
 from verify.subject import Subject
+from verify.subjects.oracle import unknown_to_oracle
 from verify.subjects.pairwise import VARIATIONS, default_variations
 from verify.subjects.selection import default_subjects, select_subject
 from verify.tolerance import load_policy
@@ -55,6 +60,16 @@ class ShardedOptions:
     seed: int
     policy: Path | None
     train: TrainName = "lora"
+    objective: str = "sigmoid"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    nll_weight: float | None = None
+    reference: ReferenceName | None = None
+
+    @property
+    def frozen_policy(self) -> ReferenceName:
+        """The frozen policy that is asked for, or that goes with what is trained."""
+        return default_reference(self.train) if self.reference is None else self.reference
 
     @property
     def is_tiny(self) -> bool:
@@ -75,6 +90,12 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
     Raises:
         ValueError: An option is wrong, or the model does not fit; the message says what would be right.
     """
+    objective = run_objective(
+        options.objective,
+        beta=options.beta,
+        label_smoothing=options.label_smoothing,
+        nll_weight=options.nll_weight,
+    )
     shape = read_shape(Path(options.model)) if is_shape_file(options.model) else None
     model = ModelRequest(
         name=options.model,
@@ -83,22 +104,17 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         seed=options.seed,
         lora=shape.lora if shape else LoraSpec(strength=0.3 if options.is_tiny else 0.1),
         config=shape.config if shape else None,
-        reference=default_reference(options.train),
+        reference=options.frozen_policy,
         train=options.train,
     )
     config = requested_config(model)
     vocab_size = vocabulary_size(model)
     loaded = _real_pairs(options, vocab_size, place.world_size)
     if loaded is not None:
-        scenarios = real_scenarios(loaded.groups, place.world_size)
-    elif options.cases:
-        scenarios = named_scenarios(options.cases, vocab_size, options.seed, place.world_size)
+        scenarios = as_asked(real_scenarios(loaded.groups, place.world_size), objective.name, options.frozen_policy)
     else:
-        scenarios = default_scenarios(vocab_size, options.seed, place.world_size, full=options.full)
-    for scenario in scenarios:
-        check_token_ids(scenario.case.groups, int(config.get_text_config().vocab_size))
-    if options.train == "all":
-        scenarios = tuple(s if s.reference == "cached" else replace(s, reference="separate-model") for s in scenarios)
+        scenarios = _own_scenarios(options, objective.name, vocab_size, place.world_size)
+    check_cases_fit([s.case for s in scenarios], config, unknown_to_oracle(config), options.train)
     check_precisions(options.precisions, options.train)
     precisions = options.precisions or (precisions_under(options.train) if options.full else DEFAULT_PRECISIONS)
     weights = sorted({PRECISIONS[name].weights for name in precisions})
@@ -115,8 +131,34 @@ def prepare(options: ShardedOptions, place: RankPlace) -> tuple[ShardedRequest, 
         policy=load_policy(options.policy),
         variations=variations,
         seed=options.seed,
+        objective=objective,
     )
     return request, loaded
+
+
+def _own_scenarios(
+    options: ShardedOptions, objective: ComparingName, vocab_size: int, world_size: int
+) -> tuple[Scenario, ...]:
+    """Our own cases, as options name them.
+
+    Raises:
+        ValueError: A case that is unknown, or that is left out under the objective of the run.
+    """
+    # Cases that are there for one objective each mean nothing under another.
+    of_each, seed = objective == "sigmoid", options.seed
+    if options.cases:
+        named = named_scenarios(options.cases, vocab_size, seed, world_size, objectives=of_each)
+    else:
+        named = default_scenarios(vocab_size, seed, world_size, full=options.full, objectives=of_each)
+    scenarios = as_asked(named, objective, options.frozen_policy)
+    left = {scenario.case.name for scenario in scenarios}
+    for scenario in named if options.cases else ():
+        if scenario.case.name not in left:
+            raise ValueError(
+                f"--case {scenario.name} with --objective {objective}: it is of supervised examples, which are run on "
+                "a causal LM; leave one of the two out"
+            )
+    return scenarios
 
 
 def _real_pairs(options: ShardedOptions, vocab_size: int, world_size: int) -> LoadedPairs | None:
@@ -140,4 +182,5 @@ def _subjects(options: ShardedOptions) -> tuple[Subject, ...]:
         return tuple(select_subject(name) for name in dict.fromkeys(options.subjects))
     if options.backends or options.full:
         return default_subjects(options.backends, full=True)
-    return tuple(select_subject(name) for name in QUICK_SUBJECTS if options.data is None or name not in _OF_EXAMPLES)
+    has_examples = options.data is None and options.objective != REWARD_MODEL
+    return tuple(select_subject(name) for name in QUICK_SUBJECTS if has_examples or name not in _OF_EXAMPLES)

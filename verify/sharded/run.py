@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
-from reports.words import duration
 from verify.cases import Case
 from verify.comparison import StructureError
 from verify.model_holder import ModelHolder
 from verify.model_state import WeightsChangedError, mixed_sum
 from verify.models.request import ModelRequest, ModelUnderTest
-from verify.objective import Preference
+from verify.objective import Preference, RewardModel, RunObjective
 from verify.sharded.agreement import check_same_weights
-from verify.sharded.bench import Bench, measure_bench, table_of
+from verify.sharded.bench import Bench, measure_bench, on_whole_models, table_of
 from verify.sharded.checks import CHECKS
-from verify.sharded.effort import Workload, seconds_of_token
+from verify.sharded.effort import announcement
 from verify.sharded.faults import FAULTS, HARMLESS, HarmlessChange, ShardedFault
 from verify.sharded.finding import Finding
 from verify.sharded.models import PolicyAndFrozen, sharded_models, whole_models
 from verify.sharded.observe import all_gathered, run_sharded, seeded
 from verify.sharded.parity import ParityResult, judge_parity
+from verify.sharded.planting import Ground, NotPlanted, planted_in, why_not_planted
 from verify.sharded.rank_work import NotShardedError, SubjectOnRank, forward_calls
 from verify.sharded.scenarios import PRECISIONS, Scenario
 from verify.sharded.yardsticks import Yardsticks, measure_yardsticks, over
 from verify.subject import Subject, gradient_support, support_for
 from verify.subjects import is_built_in
-from verify.subjects.sharded import HONEST, local_shards
+from verify.subjects.sharded import HONEST, ShardedStages, local_shards
 from verify.tolerance import Policy
 from verify.verdict import Verdict
 
@@ -43,12 +43,13 @@ class ShardedRequest:
         model: The model request.
         precisions: Names of ``PRECISIONS``; at least one.
         subjects: The subjects; at least one. The first that takes the probed scenario is put to the checks.
-        scenarios: The scenarios; the first is the one that is probed, the second the same with a cached reference.
+        scenarios: The scenarios; the first is the one that is probed.
         policy: Factors and floors.
         variations: Names of the variations of the unpacked path.
         faults: What is planted.
         harmless: Harmless changes that are made, in the first precision.
         seed: Of torch's generator during passes.
+        objective: The objective of cases of pairs and groups that name it.
     """
 
     model: ModelRequest
@@ -60,11 +61,17 @@ class ShardedRequest:
     seed: int
     faults: tuple[ShardedFault, ...] = FAULTS
     harmless: tuple[HarmlessChange, ...] = HARMLESS
+    objective: RunObjective = field(default_factory=Preference)
 
     def __post_init__(self) -> None:
         names = [subject.name for subject in self.subjects]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"subjects named twice: {', '.join(twice)}")
+
+    @property
+    def is_reward_model(self) -> bool:
+        """Whether the model is a reward model."""
+        return isinstance(self.objective, RewardModel)
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -103,6 +110,7 @@ class ShardedOutcome:
         findings: Of the checks, in the order precision, check.
         planted: Faults, in the order precision, fault.
         harmless: Changes, in the first precision.
+        not_planted: Faults that could not have shown.
         model: The model in the last precision, whole.
     """
 
@@ -110,6 +118,7 @@ class ShardedOutcome:
     findings: tuple[Finding, ...]
     planted: tuple[Planted, ...]
     harmless: tuple[Planted, ...]
+    not_planted: tuple[NotPlanted, ...]
     model: ModelUnderTest
 
 
@@ -134,6 +143,7 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin, say: Begin | None 
     findings: list[Finding] = []
     planted: list[Planted] = []
     harmless: list[Planted] = []
+    not_planted: list[NotPlanted] = []
     for precision in request.precisions:
         of = _OfPrecision(request, precision, begin, say)
         parity += of.parity()
@@ -142,7 +152,11 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin, say: Begin | None 
                 if not check.name.startswith("parity"):  # which all scenarios have been put to
                     begin(f"{precision} {check.name}: {bench.subject.name}")
                     findings.append(check.run(bench, HONEST))
-            planted += [of.planted(bench, fault) for fault in request.faults if of.shows(bench, fault, parity)]
+            for fault in request.faults:
+                if why := why_not_planted(fault, of.ground(bench, parity)):
+                    not_planted.append(NotPlanted(name=fault.name, precision=precision, reason=why))
+                else:
+                    planted.append(of.planted(bench, fault))
             # Users' own subjects may rest on how a model is sharded: the changes are about the checks, not about them.
             if precision == request.precisions[0] and is_built_in(bench.subject):
                 harmless += [of.changed(bench, change) for change in request.harmless]
@@ -151,6 +165,7 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin, say: Begin | None 
         findings=tuple(findings),
         planted=tuple(planted),
         harmless=tuple(harmless),
+        not_planted=tuple(not_planted),
         model=of.under_test,
     )
 
@@ -161,40 +176,20 @@ class _OfPrecision:
     def __init__(self, request: ShardedRequest, precision: str, begin: Begin, say: Begin | None) -> None:
         self._request, self._precision, self._begin = request, precision, begin
         self._dtype = PRECISIONS[precision].computes
-        holder = ModelHolder(request.model, self._dtype)
+        holder = ModelHolder(request.model, self._dtype, is_reward_model=request.is_reward_model)
         self.under_test = holder.under_test
-        whole = PolicyAndFrozen.of(holder.under_test)
-        for model in whole.models:
-            check_same_weights(model, self._dtype)
+        whole = PolicyAndFrozen.of(holder.under_test, request.model.reference)
+        for model in (holder.model, holder.under_test.other):
+            if model is not None:
+                check_same_weights(model, self._dtype)
         if say is not None:
-            say(self._announcement(holder))
+            begin(f"{precision}: timing a step")
+            say(announcement(request, precision, holder))
         self._yardsticks = self._measured(holder)
         is_cast = PRECISIONS[precision].weights != self._dtype
-        self._whole = whole_models(request.model, precision) if is_cast else whole
-        self._sharded = sharded_models(request.model, precision, HONEST)
-
-    def _announcement(self, holder: ModelHolder) -> str:
-        """What is run in this precision, and about how long it takes here. A collective."""
-        request = self._request
-        self._begin(f"{self._precision}: timing a step")
-        workload = Workload(
-            scenarios=request.scenarios,
-            runs=[
-                scenario
-                for scenario in request.scenarios
-                for subject in request.subjects
-                if support_for(subject, scenario.case, scenario.reference).supported
-            ],
-            num_unpacked=1 + len(request.variations),
-            num_faults=len(request.faults),
-            num_harmless=len(request.harmless) if self._precision == request.precisions[0] else 0,
-        )
-        token_s = seconds_of_token(holder, request.scenarios[0], self._dtype, request.seed)
-        expected = duration(token_s * workload.tokens(dist.get_world_size()))
-        later = request.precisions[request.precisions.index(self._precision) + 1 :]
-        return f"{self._precision}: {workload.in_words()}: about {expected}" + (
-            f"; then {', '.join(later)}" if later else ""
-        )
+        is_reward_model = request.is_reward_model
+        self._whole = whole_models(request.model, precision, is_reward_model=is_reward_model) if is_cast else whole
+        self._sharded = self._sharded_models(HONEST)
 
     def _measured(self, holder: ModelHolder) -> Yardsticks:
         request = self._request
@@ -203,11 +198,20 @@ class _OfPrecision:
             request.cases,
             request.subjects,
             dtype=self._dtype,
-            objective=Preference(),
+            objective=request.objective,
             policy=request.policy,
             variations=request.variations,
             seed=request.seed,
             begin=self._begin,
+        )
+
+    def _sharded_models(self, stages: ShardedStages, *, reshard_after_forward: bool = True) -> PolicyAndFrozen:
+        return sharded_models(
+            self._request.model,
+            self._precision,
+            stages,
+            reshard_after_forward=reshard_after_forward,
+            is_reward_model=self._request.is_reward_model,
         )
 
     def parity(self) -> Iterator[ParityResult]:
@@ -238,7 +242,8 @@ class _OfPrecision:
             raise WeightsChangedError(f"subject {subject.name} changed the weights of the sharded model")
         if trained := self._sharded.trained_though_frozen():
             raise WeightsChangedError(
-                f"subject {subject.name} trains the frozen model: {trained[0]} requires grad or has a gradient"
+                f"subject {subject.name} trains the frozen {'adapter' if '.lora_' in trained[0] else 'model'}: "
+                f"{trained[0]} requires grad or has a gradient"
             )
         try:
             verdict, reasons, judgements = judge_parity(
@@ -269,6 +274,9 @@ class _OfPrecision:
         support = support_for(subject, scenario.case, scenario.reference)
         if not support.supported:
             return 0, support.reason
+        of_run = support_for(subject, scenario.case, self._request.model.reference)
+        if not of_run.supported:  # what one process computes is over the frozen policy of the run
+            return 0, f"nothing to hold it against in one process: {of_run.reason}"
         gradients = gradient_support(subject, self._whole.policy)
         if not gradients.supported:
             return 0, f"a step needs gradients: {gradients.reason}"
@@ -290,8 +298,7 @@ class _OfPrecision:
 
         Of our own subjects the dummy call stands for all: they make the same calls for any groups.
         """
-        objective = over(self._yardsticks.by_case[scenario.case.name].objective, self._whole.frozen)
-        on_whole = SubjectOnRank(subject, self._whole.policy, scenario.case.groups, objective)
+        on_whole = on_whole_models(subject, scenario, self._yardsticks.by_case[scenario.case.name], self._whole)
         with seeded(self._request.seed):
             calls = {forward_calls(on_whole, ())}
             if not is_built_in(subject):
@@ -316,17 +323,21 @@ class _OfPrecision:
                 )
         return None
 
-    def shows(self, bench: Bench, fault: ShardedFault, parity: Sequence[ParityResult]) -> bool:
-        """Whether a fault can be seen on the bench.
-
-        Some need a cached reference, some micro-batches of several groups, some checks that may have to abstain.
-        """
-        if bench.scenario.micro_size < fault.micro_size:
-            return False
-        if not bench.is_repeatable and all(CHECKS[name].compares_bits for name in fault.checks):
-            return False
-        scenario = self._request.scenarios[1 if "parity/cached" in fault.checks else 0]
-        return self._ran(scenario.name, bench.subject, parity) is not None
+    def ground(self, bench: Bench, parity: Sequence[ParityResult]) -> Ground:
+        """What faults would be planted in."""
+        probed = self._request.scenarios[0]
+        cached = [
+            s.name for s in self._request.scenarios if s.reference == "cached" and s.case.name == probed.case.name
+        ]
+        return Ground(
+            objective=bench.objective.name,
+            reference=self._request.model.reference,
+            train=self._request.model.train,
+            micro_size=bench.scenario.micro_size,
+            is_repeatable=bench.is_repeatable,
+            dummy_learns=bench.dummy_learns,
+            has_cached=any(self._ran(name, bench.subject, parity) is not None for name in cached),
+        )
 
     def _ran(self, scenario: str, subject: Subject, parity: Sequence[ParityResult]) -> ParityResult | None:
         wanted = (scenario, subject.name, self._precision)
@@ -344,20 +355,16 @@ class _OfPrecision:
         """Plant a fault, and run the checks that have to catch it."""
         self._begin(f"{self._precision} planted {fault.name}")
         if fault.stages.reduce_dtype is not None:
-            bench = bench.on_other(sharded_models(self._request.model, self._precision, fault.stages))
-        return Planted(
-            name=fault.name,
-            what=fault.what,
-            precision=self._precision,
-            findings=tuple(CHECKS[name].run(bench, fault.stages) for name in fault.checks),
-        )
+            bench = bench.on_other(self._sharded_models(fault.stages))
+        with planted_in(bench, fault) as wrong:
+            findings = tuple(CHECKS[name].run(wrong, fault.stages) for name in fault.checks)
+        return Planted(name=fault.name, what=fault.what, precision=self._precision, findings=findings)
 
     def changed(self, bench: Bench, change: HarmlessChange) -> Planted:
         """Make a harmless change, and run the checks that do not rest on how groups are cut."""
         self._begin(f"{self._precision} harmless {change.name}")
         if not change.reshard_after_forward:
-            models = sharded_models(self._request.model, self._precision, change.stages, reshard_after_forward=False)
-            bench = bench.on_other(models)
+            bench = bench.on_other(self._sharded_models(change.stages, reshard_after_forward=False))
         return Planted(
             name=change.name,
             what=change.what,

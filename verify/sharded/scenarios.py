@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from types import MappingProxyType
-from typing import Literal
 
-from verify.cases import Case
+from verify.cases import Case, under
 from verify.default_cases.objectives import objective_cases
 from verify.default_cases.tiny import tiny_cases
+from verify.frozen_policy import ReferenceName
 from verify.groups import PreferenceGroup
-from verify.objective import REWARD_MODEL
+from verify.objective import REWARD_MODEL, ComparingName
 from verify.training import TrainName
-
-ShardedReference = Literal["adapters-off", "separate-model", "cached"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +24,14 @@ class Scenario:
     Args:
         case: The groups of the global batch, and the objective.
         micro_size: Most groups of a micro-batch.
-        reference: The frozen policy of a preference objective: the model with its adapters off, another that is sharded
-            as well, or values that were computed before and stand beside the data.
+        reference: The frozen policy of a preference objective: that of the run, or "cached", values that were computed
+            before and stand beside the data.
         label: Its own name, of a case that is run in several ways; "" for that of the case.
     """
 
     case: Case
     micro_size: int
-    reference: ShardedReference = "adapters-off"
+    reference: ReferenceName = "adapters-off"
     label: str = ""
 
     @property
@@ -203,14 +201,17 @@ def _sources(groups: Sequence[PreferenceGroup]) -> str:
     return ", ".join(group.source for group in groups)
 
 
-def default_scenarios(vocab_size: int, seed: int, world_size: int, *, full: bool) -> tuple[Scenario, ...]:
+def default_scenarios(
+    vocab_size: int, seed: int, world_size: int, *, full: bool, objectives: bool = True
+) -> tuple[Scenario, ...]:
     """The scenarios of a run that names no case.
 
     Args:
         vocab_size: Of the model.
         seed: Of the token ids.
         world_size: Number of ranks.
-        full: Whether more cases and every objective are among them.
+        full: Whether more cases are among them.
+        objectives: Whether cases of every objective are among them then.
 
     Returns:
         The scenarios; the first is the one that is probed, the second the same with a cached frozen policy, the third
@@ -225,12 +226,14 @@ def default_scenarios(vocab_size: int, seed: int, world_size: int, *, full: bool
         scenarios += [
             Scenario(case=case, micro_size=1)
             for case in objective_cases(vocab_size, seed)
-            if case.objective_name != REWARD_MODEL
+            if objectives and case.objective_name != REWARD_MODEL
         ]
     return tuple(scenarios)
 
 
-def named_scenarios(names: Sequence[str], vocab_size: int, seed: int, world_size: int) -> tuple[Scenario, ...]:
+def named_scenarios(
+    names: Sequence[str], vocab_size: int, seed: int, world_size: int, *, objectives: bool = True
+) -> tuple[Scenario, ...]:
     """Scenarios by name, behind those that every run has.
 
     Args:
@@ -238,6 +241,7 @@ def named_scenarios(names: Sequence[str], vocab_size: int, seed: int, world_size
         vocab_size: Of the model.
         seed: Of the token ids.
         world_size: Number of ranks.
+        objectives: Whether cases that are there for one objective each can be named.
 
     Returns:
         The three scenarios of the probed case, then those that are named; of a case that is no default one
@@ -246,7 +250,7 @@ def named_scenarios(names: Sequence[str], vocab_size: int, seed: int, world_size
     Raises:
         ValueError: An unknown name.
     """
-    default = default_scenarios(vocab_size, seed, world_size, full=True)
+    default = default_scenarios(vocab_size, seed, world_size, full=True, objectives=objectives)
     known = {scenario.name: scenario for scenario in default}
     for case in tiny_cases(vocab_size, seed):
         known.setdefault(case.name, Scenario(case=case, micro_size=1))
@@ -255,3 +259,25 @@ def named_scenarios(names: Sequence[str], vocab_size: int, seed: int, world_size
         raise ValueError(f"unknown case {unknown[0]!r}: give some of {', '.join(known)}")
     probed = [scenario.name for scenario in default[:_NUM_PROBED]]
     return tuple(known[name] for name in dict.fromkeys((*probed, *names)))
+
+
+def as_asked(scenarios: Sequence[Scenario], objective: ComparingName, reference: ReferenceName) -> tuple[Scenario, ...]:
+    """Scenarios under the objective and over the frozen policy of a run.
+
+    Where the frozen policy of the run is cached, the probed case is not there a second time. A reward model has no
+    frozen policy, and supervised examples are of a causal LM: neither they nor cached values are there then.
+
+    Args:
+        scenarios: As they are under the sigmoid loss, over the model with its adapters off.
+        objective: The objective of the run. Where it is not "sigmoid", every case of pairs and groups is under it.
+        reference: The frozen policy of the run.
+
+    Returns:
+        The scenarios that are run.
+    """
+    if objective != "sigmoid":
+        scenarios = [replace(scenario, case=under(scenario.case, objective)) for scenario in scenarios]
+    if objective == REWARD_MODEL:
+        return tuple(s for s in scenarios if s.case.objective_name == REWARD_MODEL and s.reference != "cached")
+    asked = (s if s.reference == "cached" else replace(s, reference=reference) for s in scenarios)
+    return tuple({scenario.name: scenario for scenario in asked}.values())

@@ -23,10 +23,11 @@ from verify.garbage import seldom_collected
 from verify.sharded.agreement import check_same_data, check_same_start
 from verify.sharded.checks import CHECKS
 from verify.sharded.observe import all_gathered
+from verify.sharded.planting import notes_on_not_planted
 from verify.sharded.ranks import RankPlace
 from verify.sharded.recording import ShardedFacts, record_sharded
 from verify.sharded.request import ShardedOptions, prepare
-from verify.sharded.run import ShardedOutcome, ShardedRequest, run_sharded_parity
+from verify.sharded.run import ShardedRequest, run_sharded_parity
 from verify.threads import torch_threads
 from verify.verdict import Verdict, exit_status
 
@@ -82,7 +83,7 @@ def run_session(
         started_by="local ranks" if started_here else "environment",
         total_s=time.perf_counter() - started,
         data=None if loaded is None else data_record(loaded, request.cases),
-        notes=[*_notes(place), *_not_planted(request, outcome)],
+        notes=[*_notes(place), *notes_on_not_planted(outcome.not_planted, request.precisions)],
     )
     return record_sharded(request, outcome, facts)
 
@@ -94,27 +95,13 @@ def _num_steps(request: ShardedRequest) -> int:
 
 
 def _notes(place: RankPlace) -> list[str]:
-    notes = [
-        "reward models, images, and frozen policies other than adapters off, another model (--train all) or cached "
-        "are not run sharded"
-    ]
+    notes = ["images are not run sharded"]
     if not place.device.startswith("cuda"):
         notes.append(
             "ranks were processes on CPUs over gloo: neither NCCL nor a GPU's kernels took part"
             + ("" if torch.cuda.is_available() else "; there is none here")
         )
     return notes
-
-
-def _not_planted(request: ShardedRequest, outcome: ShardedOutcome) -> list[str]:
-    planted = {each.name for each in outcome.planted}
-    left_out = [fault.name for fault in request.faults if fault.name not in planted]
-    if not planted or not left_out:
-        return []
-    return [
-        "not planted, as the subject makes a call for each group, takes no cached reference, or gives other bits from "
-        f"run to run: {', '.join(left_out)}"
-    ]
 
 
 def hand_over(record: ShardedRecord, place: RankPlace, *, out: Path | None, as_json: bool) -> int:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torch import Tensor
+
 from verify.cases import Case
 from verify.comparison import gradient_sizes
-from verify.frozen_policy import ADAPTERS_OFF, FrozenPolicy, ReferenceName
+from verify.frozen_policy import ADAPTERS_OFF, CachedLogps, FrozenPolicy, ReferenceName
 from verify.gate_work import noise_sample
 from verify.model_holder import ModelHolder
 from verify.models.dtypes import computing_in
@@ -44,6 +46,8 @@ class Yardstick:
         noise: Comparisons among the forms of the unpacked path.
         vacuous: Why the case would prove nothing.
         implausible: Why its budgets are in doubt.
+        looked_up: What stands beside the data for every token of every completion, where that is the frozen policy of
+            the run; None where it is another.
     """
 
     case: Case
@@ -55,6 +59,7 @@ class Yardstick:
     noise: NoiseSample
     vacuous: tuple[str, ...]
     implausible: tuple[str, ...]
+    looked_up: Sequence[Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +129,7 @@ def measure_yardsticks(
     noises = shared_among_ranks(
         range(len(cases)), lambda number: noise_sample(cases[number], seen[number].forms, seen[number].expected)
     )
+    looked_up = _looked_up(holder, cases)
     found = {
         case.name: Yardstick(
             case=case,
@@ -138,12 +144,21 @@ def measure_yardsticks(
                 *vacuous_expectation(of_forms.expected, case.groups, objective_name=case.objective_name),
             ),
             implausible=implausible_witness(noise.to_oracle, policy.plausible.for_dtype(dtype)),
+            looked_up=of_cache,
         )
-        for case, of_case, of_forms, noise in zip(cases, of_cases, seen, noises, strict=True)
+        for case, of_case, of_forms, noise, of_cache in zip(cases, of_cases, seen, noises, looked_up, strict=True)
     }
     proves_nothing = {name for name, yardstick in found.items() if yardstick.vacuous or yardstick.implausible}
     noise = measure_noise([yardstick.noise for yardstick in found.values()], not_pooled=proves_nothing)
     return Yardsticks(by_case=found, noise=noise)
+
+
+def _looked_up(holder: ModelHolder, cases: Sequence[Case]) -> Sequence[Sequence[Tensor] | None]:
+    """Cached values of each case, computed by one rank for all, so that all read the same bits."""
+    cached = holder.reference
+    if not isinstance(cached, CachedLogps):
+        return [None] * len(cases)
+    return shared_among_ranks(cases, lambda case: cached.look_up(case.groups))
 
 
 def over(objective: Objective, frozen: FrozenPolicy) -> Objective:

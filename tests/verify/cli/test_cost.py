@@ -15,8 +15,9 @@ import verify
 from reports.cost_record import CostRecord
 from reports.cost_store import COST_FILES, read_cost
 from verify.cli import app
-from verify.cli.cost import _kind_of_device
+from verify.cli.cost import _kind_of_device, _told_how_to_go_on
 from verify.cost.journal import JOURNAL_FILE
+from verify.sharded.board import RankLostError
 
 ROOT = Path(verify.__file__).resolve().parents[1]
 SHORT = ("--model", "tiny", "--layers", 1, "--paths", "padded,split", "--steps", 2, "--regime", "balanced", "--quiet")
@@ -155,3 +156,14 @@ def _end(record: CostRecord, path: str, when: str = "end") -> list[float]:
 )
 def test_ranks_compute_on_what_the_preset_says(device: str | None, preset: str | None, scale: str, kind: str) -> None:
     assert _kind_of_device(device, preset, scale) == kind
+
+
+def test_a_lost_rank_is_told_with_the_way_to_go_on_where_there_is_a_journal(tmp_path: Path) -> None:
+    def lost(out: Path | None) -> str:
+        with pytest.raises(RankLostError) as raised, _told_how_to_go_on(out):
+            raise RankLostError("rank 1 of 2 was ended by SIGKILL")
+        return str(raised.value)
+
+    assert lost(None) == lost(tmp_path) == "rank 1 of 2 was ended by SIGKILL"
+    (tmp_path / JOURNAL_FILE).touch()
+    assert lost(tmp_path) == f"rank 1 of 2 was ended by SIGKILL; what was measured is in {tmp_path}: --resume goes on"

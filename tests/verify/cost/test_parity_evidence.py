@@ -196,3 +196,39 @@ def test_a_folder_with_two_records_is_not_guessed_about(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(RecordError, match=r"holds record\.json and sharded\.json: name the file"):
         read_parity(tmp_path)
+
+
+OF_COST = {"name": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "nll_weight": 0.0, "reference": "adapters-off"}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"reference": "frozen-adapter"}, "its frozen policy is frozen-adapter, that of this run is adapters-off"),
+        ({"label_smoothing": 0.1}, r"its label_smoothing is 0\.1, that of this run is 0\.0"),
+        ({"nll_weight": 1.0}, r"its nll_weight is 1\.0, that of this run is 0\.0"),
+    ],
+)
+def test_another_loss_or_frozen_policy_is_no_evidence(
+    parity: ParityFile, sharded: ParityFile, measured: MeasuredSubject, other: dict[str, Any], message: str
+) -> None:
+    of_settings = replace(measured, settings=OF_COST)
+    for file, run in ((parity, of_settings), (sharded, replace(of_settings, num_ranks=2))):
+        same, beta, another = (
+            replace(file, record=changed(file.record, objective={**OF_COST, **changes}))
+            for changes in ({}, {"beta": 0.5}, other)
+        )
+        assert cite(same, run, ["split"])
+        assert cite(beta, run, ["split"])
+        with pytest.raises(EvidenceError, match=message):
+            cite(another, run, ["split"])
+
+
+def test_of_a_sharded_record_without_an_objective_the_frozen_policy_is_that_of_its_scenarios(
+    sharded: ParityFile, measured: MeasuredSubject
+) -> None:
+    run = replace(measured, settings=OF_COST, num_ranks=2)
+    assert cite(sharded, run, ["split"])
+    scenarios = [changed(each, reference="separate-model") for each in sharded.record.scenarios]  # type: ignore[union-attr]
+    with pytest.raises(EvidenceError, match="its frozen policy is separate-model"):
+        cite(replace(sharded, record=changed(sharded.record, scenarios=scenarios)), run, ["split"])

@@ -92,11 +92,26 @@ def test_every_check_passes_on_an_honest_step(record: ShardedRecord) -> None:
     assert {check.check: check.verdict for check in record.checks} == dict.fromkeys(CHECKS.keys() - parity, "PASS")
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+OF_EVERY_RUN = tuple(fault for fault in FAULTS if not fault.frozen and fault.instead is None)
+
+
+@pytest.mark.parametrize("fault", OF_EVERY_RUN, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught_far_beyond_its_budget(record: ShardedRecord, fault: object) -> None:
     (planted,) = [each for each in record.planted if each.fault == fault.name]  # type: ignore[attr-defined]
     assert planted.caught_by == list(fault.checks)  # type: ignore[attr-defined]
     assert min(check.ratio for check in planted.checks) > WANTED
+
+
+def test_faults_that_cannot_show_are_named_with_the_reason(record: ShardedRecord) -> None:
+    left_out = [note for note in record.notes if note.startswith("not planted, as ")]
+    for fault in set(FAULTS) - set(OF_EVERY_RUN):
+        assert sum(fault.name in note for note in left_out) == 1
+    assert {each.fault for each in record.planted} == {fault.name for fault in OF_EVERY_RUN}
+
+
+def test_the_record_says_which_objective_and_frozen_policy(record: ShardedRecord) -> None:
+    settings = {"name": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "nll_weight": 0.0, "reference": "adapters-off"}
+    assert record.objective == settings
 
 
 def test_every_check_fails_under_some_fault(record: ShardedRecord) -> None:
@@ -125,6 +140,13 @@ def test_dummy_calls_leave_every_bit_of_the_gradients(record: ShardedRecord) -> 
         ({"subject": ["splitt"]}, "unknown subject 'splitt'"),
         ({"model": "qwen4"}, "qwen4"),
         ({"train": "all", "dtype": ["bfloat16"]}, "weights would be trained in it; give mixed-bfloat16"),
+        ({"objective": "dpo"}, "unknown objective 'dpo': give one of sigmoid, robust"),
+        ({"objective": "robust"}, "label smoothing is 0: robust without any is sigmoid"),
+        ({"objective": "ipo", "label_smoothing": 0.1}, "label_smoothing is 0.1: ipo has none"),
+        ({"objective": "reward-model", "beta": 0.2}, "beta is 0.2: reward-model has none"),
+        ({"objective": "reward-model", "reference": "cached"}, "--reference cached: reward-model has no frozen policy"),
+        ({"reference": "frozen"}, "unknown reference 'frozen'"),
+        ({"train": "all", "reference": "frozen-adapter"}, "--reference frozen-adapter with --train all"),
         ({"pairs": 5}, "--pairs goes with --data FILE"),
         ({"data": Path(__file__)}, "--data needs --tokenizer DIR"),
         ({"data": Path(__file__), "tokenizer": Path(__file__).parent, "case": ["balanced"]}, "give --data or --case"),

@@ -7,7 +7,14 @@ import pytest
 from verify.groups import PreferenceGroup
 from verify.models.request import ModelRequest
 from verify.sharded.run import ShardedRequest
-from verify.sharded.scenarios import Scenario, probed_scenario, real_scenarios, unlike_round
+from verify.sharded.scenarios import (
+    Scenario,
+    as_asked,
+    default_scenarios,
+    probed_scenario,
+    real_scenarios,
+    unlike_round,
+)
 from verify.subjects.selection import select_subject
 from verify.subjects.sharded import HONEST
 from verify.tolerance import load_policy
@@ -61,3 +68,25 @@ def test_two_subjects_of_one_name_are_refused() -> None:
             model=ModelRequest(name="tiny"), precisions=("float32",), subjects=twice, scenarios=(),
             policy=load_policy(None), variations=(), seed=0,
         )  # fmt: skip
+
+
+def test_every_case_that_compares_is_under_the_objective_of_the_run_and_over_its_frozen_policy() -> None:
+    own = default_scenarios(257, 0, 2, full=False)
+    asked = as_asked(own, "ipo", "frozen-adapter")
+    assert [scenario.name for scenario in asked] == [scenario.name for scenario in own]
+    objectives = {s.case.objective_name for s in asked if not s.case.objective_name.startswith("sft")}
+    assert objectives == {"ipo"}
+    assert {s.reference for s in asked if not s.name.endswith("/cached")} == {"frozen-adapter"}
+    assert as_asked(own, "sigmoid", "adapters-off") == own
+
+
+def test_over_a_cached_frozen_policy_the_probed_case_is_there_once() -> None:
+    asked = as_asked(default_scenarios(257, 0, 2, full=False), "sigmoid", "cached")
+    assert [scenario.name for scenario in asked[:2]] == ["uneven-over-ranks/cached", "unlike-in-one-round/cached"]
+    assert {scenario.reference for scenario in asked} == {"cached"}
+
+
+def test_a_reward_model_has_neither_cached_values_nor_supervised_examples() -> None:
+    asked = as_asked(default_scenarios(257, 0, 2, full=True, objectives=False), "reward-model", "adapters-off")
+    assert {scenario.case.objective_name for scenario in asked} == {"reward-model"}
+    assert not any(scenario.reference == "cached" for scenario in asked)
