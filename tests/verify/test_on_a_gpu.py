@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,16 @@ def test_a_bad_request_is_one_line_with_status_two(
     assert captured.err.count("\n") == 1
     assert main(["--list", "--out", str(tmp_path)]) == 0
     assert "--preset mechanism" in capsys.readouterr().out
+
+
+def test_listed_commands_write_the_file_that_they_read_and_cite_the_record_as_a_run_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a folder"
+    assert main(["--list", "--out", str(out)]) == 0
+    assert not out.exists()
+    first, *commands = capsys.readouterr().out.splitlines()
+    subprocess.run(["/bin/sh", "-c", first], check=True)
+    assert json.loads((out / SHAPE_FILE).read_text(encoding="utf-8")) == json.loads(FULL.shape_file_text)
+    (cost,) = (shlex.split(command) for command in commands if " cost " in command)
+    assert cost[-2:] == ["--parity", str(out / "parity-8b-bfloat16")]

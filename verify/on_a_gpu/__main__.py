@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from verify.on_a_gpu.outcome import forecast_beside_measured
-from verify.on_a_gpu.plan import FULL, REHEARSAL, SHAPE_FILE, plan
+from verify.on_a_gpu.plan import FULL, REHEARSAL, SHAPE_FILE, Step, plan
 from verify.on_a_gpu.running import SUMMARY_FILE, beside_lines, exit_status, run_steps, write_summary
 
 
@@ -37,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out, scale = given.out.absolute(), REHEARSAL if given.rehearse else FULL
     steps = plan(out, scale)
     if given.list:
-        for step in steps:
-            _say(shlex.join(["python", *step.arguments]))
+        for line in listed_commands(steps, out, scale.shape_file_text):
+            _say(line)
         return 0
     problem = _problem(out, rehearsal=given.rehearse)
     if problem:
@@ -56,6 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"not reached: {shlex.join(['python', *each.command])}")
     _say(f"{out / SUMMARY_FILE}" + (": a rehearsal, which says nothing of a GPU" if given.rehearse else ""))
     return exit_status([each.found.verdict for each in done])
+
+
+def listed_commands(steps: Sequence[Step], out: Path, shape_text: str) -> Iterator[str]:
+    """Lines for a shell: the file that forecasts read, then every step; what cites a record takes it to be a PASS.
+
+    Args:
+        steps: The steps.
+        out: The folder of the run.
+        shape_text: Of the file.
+    """
+    folder, file = (shlex.quote(str(path)) for path in (out, out / SHAPE_FILE))
+    yield f"mkdir -p {folder} && printf %s {shlex.quote(json.dumps(json.loads(shape_text)))} > {file}"
+    for step in steps:
+        cited = ("--parity", str(out / step.cites)) if step.cites else ()
+        yield shlex.join(["python", *step.arguments, *cited])
 
 
 def _problem(out: Path, *, rehearsal: bool) -> str:
