@@ -19,7 +19,7 @@ from reports.cost_consistency import contradictions
 from reports.cost_record import CostRecord, HeldOutRecord, WorkloadRecord
 from reports.cost_store import COST_FILES, cost_json, read_cost, write_cost
 from reports.cost_terminal import print_cost
-from reports.difference import compare
+from reports.difference import Change, closing_line, compare
 from reports.record import Record
 from reports.results import read_result
 from reports.store import RecordError
@@ -471,6 +471,15 @@ def test_two_records_are_compared_by_their_ratios(make: Callable[..., CostRecord
     )
     difference = compare(make(), make(workloads=[slower]))
     assert [pair.what for pair in difference.moved] == ["balanced, split: time"]
+
+
+def test_other_numbers_of_steps_are_a_setting_that_differs(make: Callable[..., CostRecord]) -> None:
+    before = make()
+    (first, *rest) = before.workloads
+    after = before.model_copy(update={"workloads": [first.model_copy(update={"num_rounds": 20}), *rest]})
+    difference = compare(before, after)
+    assert difference.settings == (Change(f"steps of {first.name}, seed {first.seed}", "3", "20"),)
+    assert closing_line(difference).endswith(", 1 setting differs")
 
 
 def test_what_is_no_record_of_cost_is_refused(tmp_path: Path, make: Callable[..., CostRecord]) -> None:
