@@ -76,7 +76,7 @@ class Workload:
         """What it consists of."""
         groups = [group for each in self.scenarios for group in each.case.groups]
         longest = max(len(group.prompt_ids) + max(map(len, group.completions)) for group in groups)
-        planted = f"{self.num_faults} faults"
+        planted = f"up to {self.num_faults} faults"
         if self.num_harmless:
             planted += f" and {self.num_harmless} harmless changes"
         return (

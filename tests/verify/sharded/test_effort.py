@@ -43,5 +43,8 @@ def test_one_process_is_shared_among_ranks_and_every_sharded_step_counts(scenari
 
 
 def test_what_is_run_is_said(scenario: Scenario) -> None:
-    said = "parity of 2 subjects and scenarios, sequences of up to 25 tokens; checks, 14 faults and 5 harmless changes"
+    said = (
+        "parity of 2 subjects and scenarios, sequences of up to 25 tokens; "
+        "checks, up to 14 faults and 5 harmless changes"
+    )
     assert workload(scenario, faults=14, harmless=5).in_words() == said
