@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _NS = 1e9
 _ROUNDING = 1e-9
+_SINGLE = 1e-6
+"""Some eight roundings to float32, in which a step takes its loss from its margins whatever the dtype of the model."""
+_UNSHARED = ("padded", "unpadded", "padding-free")
+_PADDED = ("padded", "dense")
 Rounds = Mapping[int, Sequence["StepRecord"]]
 """The measured steps of a path, of all ranks, by round."""
 
@@ -58,6 +62,7 @@ def contradictions(workload: WorkloadRecord) -> Iterator[str]:
                 yield from _out_of_reach(f"{what} of {ratio.path} over {ratio.over}", interval, *pair)
     yield from _missing_ratios(workload)
     yield from _odd_held_out(workload)
+    yield from _odd_counts(workload)
 
 
 def strangers(record: CostRecord) -> Iterator[str]:
@@ -76,6 +81,29 @@ def strangers(record: CostRecord) -> Iterator[str]:
         ):
             if there != here:
                 yield f"path {path.name}: the {what} of what it cites is {there}, of this run {here}"
+
+
+def losses_of_other_margins(record: CostRecord) -> Iterator[str]:
+    """Where a held-out loss is not that of the margins beside it.
+
+    Margins are rewards, of which beta is a factor, so that the sigmoid loss is ln(1 + exp(-margin)), the mean over
+    pairs. Of other objectives margins alone do not say it.
+    """
+    objective = record.objective
+    if objective.get("name") != "sigmoid" or objective.get("label_smoothing") or objective.get("nll_weight"):
+        return
+    for workload in record.workloads:
+        for held in workload.held_out:
+            found = math.fsum(map(_sigmoid_loss, held.margins)) / len(held.margins)
+            if not math.isclose(held.loss, found, rel_tol=_SINGLE, abs_tol=_SINGLE):
+                yield (
+                    f"{workload.name}: the loss of {held.path} held out at the {held.when} is {held.loss}, its margins "
+                    f"give {found}"
+                )
+
+
+def _sigmoid_loss(margin: float) -> float:
+    return max(-margin, 0.0) + math.log1p(math.exp(-abs(margin)))
 
 
 def _sharding(num_ranks: int) -> str:
@@ -119,6 +147,23 @@ def _odd_held_out(workload: WorkloadRecord) -> Iterator[str]:
             return
     if len(numbers := {len(held.margins) for held in held_out}) > 1:
         yield f"held out are {' and '.join(map(str, sorted(numbers)))} pairs: paths are put to the same ones"
+
+
+def _odd_counts(workload: WorkloadRecord) -> Iterator[str]:
+    """Slots and tokens of a batch are those that its lengths have in each path's layout."""
+    for batch in workload.batches:
+        sequences = [group.prompt + response for group in batch.groups for response in group.responses]
+        packed = [group.prompt + sum(group.responses) for group in batch.groups]
+        for path in sorted(batch.slots.keys() | batch.tokens.keys()):
+            rows = sequences if path in _UNSHARED else packed
+            slots = len(rows) * max(rows, default=0) if path in _PADDED else sum(rows)
+            found, wanted = (batch.slots.get(path), batch.tokens.get(path)), (slots, sum(rows))
+            if found != wanted:
+                yield (
+                    f"round {batch.round} has {found[0]} slots and {found[1]} tokens of {path} on rank {batch.rank}: "
+                    f"lengths give {wanted[0]} and {wanted[1]}"
+                )
+                return
 
 
 def _rounds(workload: WorkloadRecord, path: str) -> dict[int, list[StepRecord]]:

@@ -7,12 +7,13 @@ or an interval that its steps do not have, a ratio of other medians, a path that
 from __future__ import annotations
 
 import math
+from itertools import chain
 from statistics import median
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from reports.cost_consistency import contradictions, strangers
+from reports.cost_consistency import contradictions, losses_of_other_margins, strangers
 from reports.record_names import DtypeName
 from reports.record_setting import Environment, ModelRecord
 from reports.values import Count, RecordPart, Settings, Text
@@ -364,7 +365,7 @@ class CostRecord(RecordPart):
 
     @model_validator(mode="after")
     def _parts_are_of_this_run(self) -> Self:
-        if problem := next(strangers(self), None):
+        if problem := next(chain(strangers(self), losses_of_other_margins(self)), None):
             raise ValueError(problem)
         return self
 

@@ -224,10 +224,11 @@ def compare(before: Result, after: Result) -> Difference:
 
 def closing_line(difference: Difference) -> str:
     """The whole comparison in one line."""
+    settings = plural(len(difference.settings), "setting differs", "settings differ")
     return (
         f"{plural(len(difference.verdicts), 'verdict')} of {difference.num_verdicts} changed, "
         f"{plural(len(difference.moved), 'ratio')} of {len(difference.ratios)} moved by a factor of "
-        f"{difference.factor:g} or more, {plural(len(difference.settings), 'setting')} differ"
+        f"{difference.factor:g} or more, {settings}"
     )
 
 
@@ -277,6 +278,9 @@ def _settings(result: Result) -> Iterator[tuple[str, str]]:
     if isinstance(result, FamiliesRecord | CostRecord | PreflightRecord | ForecastRecord | ShardedRecord):
         for name in _FLAT_SETTINGS[type(result)]:
             yield from _flat(name, result.model_dump(include={name})[name])
+        if isinstance(result, CostRecord):
+            for workload in result.workloads:
+                yield f"steps of {workload.name}, seed {workload.seed}", setting(workload.num_rounds)
         return
     for name in _SETTINGS:
         value = getattr(result, name, None)

@@ -142,3 +142,8 @@ def setting(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {setting(item)}" for key, item in value.items()) or "none"
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """E.g. "40 s", "4 minutes"."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"

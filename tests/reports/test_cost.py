@@ -11,14 +11,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from reports import cost_html, cost_markdown, cost_overview, cost_picture
+from reports.cost_consistency import contradictions
 from reports.cost_record import CostRecord, HeldOutRecord, WorkloadRecord
 from reports.cost_store import COST_FILES, cost_json, read_cost, write_cost
 from reports.cost_terminal import print_cost
-from reports.difference import compare
+from reports.difference import Change, closing_line, compare
 from reports.record import Record
 from reports.results import read_result
 from reports.store import RecordError
@@ -104,8 +105,8 @@ def workload(name: str = "balanced", **changes: Any) -> dict[str, Any]:
             )
         ],
         "held_out": [
-            {"when": "end", "path": "padded", "loss": 0.69, "margins": [0.5, -0.5, 0.0, 0.1]},
-            {"when": "end", "path": "split", "loss": 0.69, "margins": [0.5, -0.5, 0.1, -0.1]},
+            {"when": "end", "path": "padded", "loss": 0.6964245, "margins": [0.5, -0.5, 0.0, 0.1]},
+            {"when": "end", "path": "split", "loss": 0.7092368, "margins": [0.5, -0.5, 0.1, -0.1]},
         ],
         "figures": [figures("padded"), figures("split")],
         "ratios": [ratio],
@@ -254,6 +255,63 @@ def test_a_workload_that_contradicts_its_steps_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         make(workloads=[workload(**changes)])
+
+
+def other_batch(**changes: Any) -> dict[str, Any]:
+    first, *others = workload()["batches"]
+    return {"batches": [{**first, **changes}, *others]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            other_batch(slots={"padded": 28, "split": 19}),
+            "round 0 has 19 slots and 18 tokens of split on rank 0: lengths give 18 and 18",
+        ),
+        (
+            other_batch(tokens={"padded": 27, "split": 18}),
+            "round 0 has 28 slots and 27 tokens of padded on rank 0: lengths give 28 and 26",
+        ),
+        (
+            other_batch(groups=[{"prompt": 9, "responses": [4, 6]}]),
+            "round 0 has 28 slots and 26 tokens of padded on rank 0: lengths give 30 and 28",
+        ),
+        (
+            other_batch(slots={"padded": 28, "split": 18, "dense": 20}),
+            "round 0 has 20 slots and None tokens of dense on rank 0: lengths give 18 and 18",
+        ),
+    ],
+)
+def test_a_batch_whose_counts_are_not_those_of_its_lengths_is_refused(
+    make: Callable[..., CostRecord], changes: dict[str, Any], message: str
+) -> None:
+    content = workload(**changes)
+    problems = list(contradictions(WorkloadRecord.model_construct(**_parts(content))))
+    assert any(message in problem for problem in problems), problems
+    with pytest.raises(ValidationError, match="balanced: "):
+        make(workloads=[content])
+
+
+def _parts(content: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a workload, each valid by itself."""
+    return {
+        name: TypeAdapter(field.annotation).validate_python(content[name])
+        for name, field in WorkloadRecord.model_fields.items()
+    }
+
+
+def test_a_held_out_loss_of_other_margins_is_refused(make: Callable[..., CostRecord]) -> None:
+    padded, split = workload()["held_out"]
+    with pytest.raises(
+        ValidationError, match=r"balanced: the loss of split held out at the end is 0\.69, its margins "
+    ):
+        make(workloads=[workload(held_out=[padded, {**split, "loss": 0.69}])])
+    with pytest.raises(ValidationError, match="the loss of padded held out at the end is"):
+        make(workloads=[workload(held_out=[{**padded, "margins": [0.5, -0.5, 0.0, -0.1]}, split])])
+    # What margins alone do not determine is not held against them.
+    of_margins = [padded, {**split, "loss": 0.69}]
+    assert make(objective={"name": "sigmoid", "nll_weight": 0.2}, workloads=[workload(held_out=of_margins)])
 
 
 CITED = {
@@ -413,6 +471,15 @@ def test_two_records_are_compared_by_their_ratios(make: Callable[..., CostRecord
     )
     difference = compare(make(), make(workloads=[slower]))
     assert [pair.what for pair in difference.moved] == ["balanced, split: time"]
+
+
+def test_other_numbers_of_steps_are_a_setting_that_differs(make: Callable[..., CostRecord]) -> None:
+    before = make()
+    (first, *rest) = before.workloads
+    after = before.model_copy(update={"workloads": [first.model_copy(update={"num_rounds": 20}), *rest]})
+    difference = compare(before, after)
+    assert difference.settings == (Change(f"steps of {first.name}, seed {first.seed}", "3", "20"),)
+    assert closing_line(difference).endswith(", 1 setting differs")
 
 
 def test_what_is_no_record_of_cost_is_refused(tmp_path: Path, make: Callable[..., CostRecord]) -> None:

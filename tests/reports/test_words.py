@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.record import Record
-from reports.words import NONE, count, depth, number, plural, precise, printable, seconds, setting, size
+from reports.words import NONE, count, depth, duration, number, plural, precise, printable, seconds, setting, size
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,7 @@ def test_printable_text_is_valid_xml(text: str) -> None:
 def test_settings_are_worded_without_quotes() -> None:
     value = {"name": "sigmoid", "on": True, "beta": 0.1, "drop": None, "targets": ["q", "v"], "none": []}
     assert setting(value) == "name sigmoid, on yes, beta 0.1, drop none, targets q, v, none none"
+
+
+def test_durations_are_seconds_then_minutes() -> None:
+    assert [duration(seconds) for seconds in (9.4, 99.0, 150.0)] == ["9 s", "99 s", "2 minutes"]

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +23,12 @@ from verify.cli.app import app
 from verify.cli.cost_checks import check_cost_options
 from verify.cost.presets import preset_named
 from verify.environment import float32_products
+from verify.on_a_gpu import __main__ as program
 from verify.on_a_gpu import recompilation
 from verify.on_a_gpu.__main__ import main
 from verify.on_a_gpu.outcome import read_outcome
 from verify.on_a_gpu.plan import CASES, FULL, REHEARSAL, SHAPE_FILE, Scale, Step, plan
-from verify.on_a_gpu.running import exit_status, run_steps
+from verify.on_a_gpu.running import SUMMARY_FILE, Done, exit_status, run_steps, write_summary
 
 KEPT = Path(__file__).resolve().parents[2] / "docs" / "results" / "qwen3-0.6b-synthetic" / "record.json"
 
@@ -69,6 +77,53 @@ def test_a_step_that_was_not_reached_or_left_no_record_proves_nothing(tmp_path: 
     assert exit_status(["PASS", "MEASURED", "NOT_APPLICABLE"]) == 0
     assert exit_status(["PASS", "NOT_REACHED"]) == 3
     assert exit_status(["FAIL", "NOT_REACHED"]) == 1
+
+
+def test_what_was_found_is_kept_before_the_next_step_begins(tmp_path: Path) -> None:
+    def summary() -> list[str]:
+        return [step["verdict"] for step in parse_json(tmp_path / SUMMARY_FILE)["steps"]]
+
+    def keep(done: Sequence[Done]) -> None:
+        write_summary(tmp_path, done, rehearsal=True, budget_s=60.0)
+        seen.append(summary())
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    seen: list[list[str]] = []
+    steps = [
+        Step(name=name, kind="check", what="a test", arguments=("-c", "pass"), longest_s=30.0) for name in ("a", "b")
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(steps, tmp_path, 60.0, lambda text: None, keep)
+    assert seen == [["NOT_REACHED", "NOT_REACHED"], ["ERROR", "NOT_REACHED"]]
+    assert summary() == seen[-1]
+
+
+def test_a_time_limit_from_outside_ends_the_step_and_leaves_a_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "pid"
+    code = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid()) + '.'); time.sleep(60)"
+    step = Step(name="slow", kind="check", what="a test", arguments=("-c", code), longest_s=30.0)
+    monkeypatch.setattr(program, "plan", lambda out, scale: (step,))
+
+    def end_when_it_runs() -> None:
+        while not (child.exists() and child.read_text(encoding="utf-8").endswith(".")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=end_when_it_runs, daemon=True)
+    thread.start()
+    try:
+        status = main(["--rehearse", "--out", str(tmp_path / "out")])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert status == 130
+    assert "summary.json has what was done" in capsys.readouterr().err
+    assert parse_json(tmp_path / "out" / SUMMARY_FILE)["steps"][0]["verdict"] == "NOT_REACHED"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child.read_text(encoding="utf-8")[:-1]), 0)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +183,16 @@ def test_a_bad_request_is_one_line_with_status_two(
     assert captured.err.count("\n") == 1
     assert main(["--list", "--out", str(tmp_path)]) == 0
     assert "--preset mechanism" in capsys.readouterr().out
+
+
+def test_listed_commands_write_the_file_that_they_read_and_cite_the_record_as_a_run_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a folder"
+    assert main(["--list", "--out", str(out)]) == 0
+    assert not out.exists()
+    first, *commands = capsys.readouterr().out.splitlines()
+    subprocess.run(["/bin/sh", "-c", first], check=True)
+    assert json.loads((out / SHAPE_FILE).read_text(encoding="utf-8")) == json.loads(FULL.shape_file_text)
+    (cost,) = (shlex.split(command) for command in commands if " cost " in command)
+    assert cost[-2:] == ["--parity", str(out / "parity-8b-bfloat16")]

@@ -26,7 +26,10 @@ _HELP_PRESET = (
 )
 _HELP_SCALE = "full (qwen3-8b on two GB10 nodes) or tiny (a laptop); goes with --preset."
 _HELP_MODEL = "Model, named as in check; small (2 layers, hidden 256) unless a preset says otherwise."
-_HELP_PARITY = "Folder or record.json of packparity check on the same model, versions, dtype and subjects."
+_HELP_PARITY = (
+    "Folder or record of packparity check, for several ranks of packparity sharded, on the same model, versions, "
+    "dtype and subjects."
+)
 _HELP_OUT = "Folder for cost.json, .md, .html, two figures, and the journal that --resume reads."
 _HELP_RANKS = "Start so many ranks on this machine, sharded by FSDP2; under torchrun they are there."
 _HELP_SWEEP = "Sequence lengths to run beside, half prompt: --sweep 128,256,512."

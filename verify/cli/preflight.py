@@ -89,7 +89,7 @@ def preflight(
         from reports.preflight_store import PREFLIGHT_FILES, preflight_json, write_preflight
         from reports.preflight_terminal import print_preflight
         from reports.store import OutputError, discard_results
-        from verify.cli.progress import show_progress
+        from verify.cli.progress import say_line, show_progress
         from verify.cli.results import written_and_shown
         from verify.preflight.options import PreflightOptions
         from verify.preflight.session import Draft, run_preflight
@@ -137,12 +137,8 @@ def preflight(
             discard_results(out, PREFLIGHT_FILES)  # an interrupted run must not leave the results of another behind
     draft = Draft(options, placed, command=["packparity", *sys.argv[1:]], started=STARTED)
     with show_progress(quiet or placed.rank != 0) as progress:
-        record = run_preflight(draft, progress, finish, say=lambda line: None if quiet else _say(line))
+        record = run_preflight(draft, progress, finish, say=lambda line: None if quiet else say_line(line))
     raise typer.Exit(0 if record.decision == "GO" else 1 if record.is_wrong else 3)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 _ALL_PROBES = 12

@@ -42,6 +42,11 @@ def show_progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
         yield _Lines().advance
 
 
+def say_line(line: str) -> None:
+    """Say what the user should read before the end; on standard error."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
 class _Lines:
     def __init__(self) -> None:
         self._last = -_SECONDS_BETWEEN_LINES

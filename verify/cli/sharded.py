@@ -99,7 +99,7 @@ def sharded(
     from verify.cli.imports import heavy_imports
 
     with heavy_imports():
-        from verify.cli.progress import show_progress
+        from verify.cli.progress import say_line, show_progress
         from verify.sharded.ranks import process_group
         from verify.sharded.request import ShardedOptions
         from verify.sharded.session import hand_over, run_session
@@ -137,6 +137,7 @@ def sharded(
                 options,
                 place,
                 begin,
+                (lambda line: None) if quiet or place.rank else say_line,
                 arguments=sys.argv[1:],
                 started=STARTED,
                 started_here=STARTED_HERE in os.environ,

@@ -145,10 +145,10 @@ def forecast_beside_measured(out: Path) -> list[Beside]:
 
 
 def _beside(regime: str, cost: CostRecord, forecast: ForecastRecord) -> list[Beside]:
-    (workload,) = [each for each in cost.workloads if each.name == regime]
+    workload = next((each for each in cost.workloads if each.name == regime), None)
     found = []
     for path in forecast.paths:
-        figures = workload.figures_of(path.path)
+        figures = workload.figures_of(path.path) if workload is not None else None
         if figures is not None and path.peak is not None:
             found.append(
                 Beside(

@@ -34,7 +34,13 @@ class Done:
     found: Found
 
 
-def run_steps(steps: Sequence[Step], out: Path, budget_s: float, say: Callable[[str], None]) -> list[Done]:
+def run_steps(
+    steps: Sequence[Step],
+    out: Path,
+    budget_s: float,
+    say: Callable[[str], None],
+    keep: Callable[[Sequence[Done]], None] = lambda done: None,
+) -> list[Done]:
     """Run the steps in their order.
 
     Args:
@@ -42,11 +48,14 @@ def run_steps(steps: Sequence[Step], out: Path, budget_s: float, say: Callable[[
         out: The folder of the run.
         budget_s: Seconds for all of them.
         say: Told what is begun and what was found.
+        keep: Given all steps before the first and after each, those to come as NOT_REACHED: a machine that is taken
+            away in between leaves what was found.
 
     Returns:
         All of them; those that time did not suffice for as NOT_REACHED.
     """
     started, done = time.monotonic(), list[Done]()
+    keep([_to_come(step) for step in steps])
     for step in steps:
         left = budget_s - (time.monotonic() - started)
         command = _command(step, out, done)
@@ -60,7 +69,13 @@ def run_steps(steps: Sequence[Step], out: Path, budget_s: float, say: Callable[[
         say(f"  {found.verdict} ({done[-1].seconds:.0f} s): {found.says}")
         for text in found.not_applicable:
             say(f"  NOT_APPLICABLE: {text}")
+        keep([*done, *map(_to_come, steps[len(done) :])])
     return done
+
+
+def _to_come(step: Step) -> Done:
+    found = Found(verdict="NOT_REACHED", says="the run ended before it was done")
+    return Done(step=step, command=step.arguments, seconds=0.0, found=found)
 
 
 def _command(step: Step, out: Path, done: Sequence[Done]) -> tuple[str, ...]:

@@ -184,11 +184,6 @@ class Workload:
         return computed + gathered * rates.gather_s
 
 
-def duration(seconds: float) -> str:
-    """E.g. "40 s", "4 minutes"."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-
-
 def unpacked_tokens(group: PreferenceGroup) -> int:
     """Each response behind a prompt of its own."""
     return sum(len(group.prompt_ids) + len(ids) for ids in group.completions)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from reports.preflight_consistency import WOULD_NOTICE
-from reports.words import plural
+from reports.words import duration, plural
 from verify.comparison import compare_observations, gradient_sizes
 from verify.judgement import Judge, Judgement
 from verify.model_holder import ModelHolder
@@ -22,7 +22,6 @@ from verify.noise import NoiseFloor
 from verify.observation import Observation
 from verify.preflight import planted
 from verify.preflight.agreement import agreement
-from verify.preflight.effort import duration
 from verify.preflight.finding import Finding, abstains, go, measured, no_go
 from verify.preflight.full_depth import judge_full_depth
 from verify.preflight.judging import finding_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reports.words import listed, plural
+from reports.words import duration, listed, plural
 from verify.groups import PreferenceGroup
 from verify.judgement import JudgingContext
 from verify.models.dtypes import DTYPES
@@ -19,7 +19,6 @@ from verify.preflight.effort import (
     Effort,
     Rates,
     Workload,
-    duration,
     measure_rates,
     packed_tokens,
     slowest,

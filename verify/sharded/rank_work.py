@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from verify.groups import PreferenceGroup
 from verify.objective import Objective, Preference, RewardModel, Sft
 from verify.passes import reference_logps
 from verify.returned_values import backward_done, check_logps, check_loss, check_rewards
+from verify.sharded.alone import alone, is_sharded
 from verify.sharded.board import is_broken_collective
 from verify.sharded.models import nothing_is_computed
 from verify.slots import count_slots
@@ -109,7 +111,8 @@ class SubjectOnRank:
     ) -> tuple[Tensor, Tensor, Sequence[Tensor], Sequence[Tensor]]:
         """Loss, rewards and log-probs of the policy and of the frozen one; a SubjectError for whatever is raised."""
         try:
-            return self._call(groups, objective)
+            with nullcontext() if is_sharded(self.model) else alone():
+                return self._call(groups, objective)
         except (SubjectError, NotShardedError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a script that exits must not end its rank without a word

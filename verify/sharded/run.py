@@ -16,6 +16,7 @@ from verify.objective import Preference, RewardModel, RunObjective
 from verify.sharded.agreement import check_same_weights
 from verify.sharded.bench import Bench, measure_bench, on_whole_models, table_of
 from verify.sharded.checks import CHECKS
+from verify.sharded.effort import announcement
 from verify.sharded.faults import FAULTS, HARMLESS, HarmlessChange, ShardedFault
 from verify.sharded.finding import Finding
 from verify.sharded.models import PolicyAndFrozen, sharded_models, whole_models
@@ -121,12 +122,14 @@ class ShardedOutcome:
     model: ModelUnderTest
 
 
-def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
+def run_sharded_parity(request: ShardedRequest, begin: Begin, say: Begin | None = None) -> ShardedOutcome:
     """Run everything. A collective.
 
     Args:
         request: What to judge.
         begin: Called with what is being done.
+        say: Called before each precision with what it runs and about how long that takes, for which a step is timed;
+            None where that is not worth it. Given on all ranks or on none.
 
     Returns:
         The outcome.
@@ -142,7 +145,7 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
     harmless: list[Planted] = []
     not_planted: list[NotPlanted] = []
     for precision in request.precisions:
-        of = _OfPrecision(request, precision, begin)
+        of = _OfPrecision(request, precision, begin, say)
         parity += of.parity()
         if (bench := of.bench(parity)) is not None:
             for check in CHECKS.values():
@@ -170,7 +173,7 @@ def run_sharded_parity(request: ShardedRequest, begin: Begin) -> ShardedOutcome:
 class _OfPrecision:
     """The models of one precision, and what is run on them."""
 
-    def __init__(self, request: ShardedRequest, precision: str, begin: Begin) -> None:
+    def __init__(self, request: ShardedRequest, precision: str, begin: Begin, say: Begin | None) -> None:
         self._request, self._precision, self._begin = request, precision, begin
         self._dtype = PRECISIONS[precision].computes
         holder = ModelHolder(request.model, self._dtype, is_reward_model=request.is_reward_model)
@@ -179,6 +182,9 @@ class _OfPrecision:
         for model in (holder.model, holder.under_test.other):
             if model is not None:
                 check_same_weights(model, self._dtype)
+        if say is not None:
+            begin(f"{precision}: timing a step")
+            say(announcement(request, precision, holder))
         self._yardsticks = self._measured(holder)
         is_cast = PRECISIONS[precision].weights != self._dtype
         is_reward_model = request.is_reward_model

@@ -36,6 +36,7 @@ def run_session(
     options: ShardedOptions,
     place: RankPlace,
     progress: Callable[[int, int, str], None],
+    say: Callable[[str], None],
     *,
     arguments: Sequence[str],
     started: float,
@@ -48,6 +49,7 @@ def run_session(
         options: Of the command line.
         place: Where this rank stands.
         progress: Called with steps begun, steps in all, and what is being done.
+        say: Called with what a model that is not tiny is put to, and about how long that takes, before it begins.
         arguments: The command line, without the program.
         started: ``time.perf_counter()`` when the program began.
         started_here: The ranks were started by this program.
@@ -67,7 +69,11 @@ def run_session(
         discard_results(out, SHARDED_FILES)  # an interrupted run must not leave the results of another behind
     steps, total = count(), _num_steps(request)
     with torch_threads(1 if options.is_tiny else None), seldom_collected():
-        outcome = run_sharded_parity(request, lambda text: progress(min(next(steps), total), total, text))
+        outcome = run_sharded_parity(
+            request,
+            lambda text: progress(min(next(steps), total), total, text),
+            say=None if options.is_tiny else say,
+        )
         environment = read_environment(place.device)
     facts = ShardedFacts(
         command=["packparity", *arguments],

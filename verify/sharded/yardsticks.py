@@ -20,6 +20,7 @@ from verify.models.dtypes import computing_in
 from verify.noise import NoiseFloor, NoiseSample, measure_noise
 from verify.objective import Objective, Preference, RunObjective, objective_named
 from verify.observation import Observation, observe
+from verify.sharded.alone import alone
 from verify.sharded.dealing import shared_among_ranks
 from verify.subject import Subject, support_for
 from verify.subjects.oracle import apply_objective
@@ -111,7 +112,7 @@ def measure_yardsticks(
         begin(f"{dtype} {case.name}: {'oracle' if piece.form is None else piece.form.name} in one process")
         if piece.form is None:
             return holder.expectation.of(case.groups, of_case)
-        with computing_in(dtype, device):
+        with computing_in(dtype, device), alone():
             return observe(
                 piece.form,
                 holder.model,

@@ -11,7 +11,7 @@ from verify.models.configs import named_config
 from verify.models.lora import LoraSpec
 from verify.models.memory import num_weights
 from verify.preflight.collectives import gather_seconds
-from verify.preflight.effort import Effort, Rates, Workload, duration
+from verify.preflight.effort import Effort, Rates, Workload
 from verify.preflight.parity_cases import made_up_pairs, parity_cases
 from verify.preflight.parity_setting import ParitySetting
 
@@ -63,7 +63,3 @@ def test_what_the_watch_would_end_is_not_begun_and_the_message_says_what_to_give
     too_long = ParitySetting.too_long
     assert "--timeout 1402" in too_long(setting, full_depth=False)  # type: ignore[arg-type]
     assert too_long(setting, full_depth=True) == ""  # type: ignore[arg-type]
-
-
-def test_durations_are_seconds_then_minutes() -> None:
-    assert [duration(seconds) for seconds in (9.4, 99.0, 150.0)] == ["9 s", "99 s", "2 minutes"]
