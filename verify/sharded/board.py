@@ -34,6 +34,8 @@ _MOST_PLACES = 4
 """Ranks of which a message says where they were."""
 _BROKEN = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting")
 """What is in the message of a collective that broke off."""
+_REFUSED = "cannot use reduceop"
+"""In the message of a reduction that the backend does not have: no rank was lost."""
 
 
 class RankLostError(Exception):
@@ -236,6 +238,8 @@ def is_broken_collective(error: BaseException) -> bool:
     chain: BaseException | None = error
     while chain is not None:
         text = str(chain).lower()
+        if _REFUSED in text:
+            return False
         if type(chain).__module__.startswith("torch.distributed") or any(word in text for word in _BROKEN):
             return True
         chain = chain.__cause__

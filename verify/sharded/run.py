@@ -189,7 +189,7 @@ class _OfPrecision:
         is_cast = PRECISIONS[precision].weights != self._dtype
         is_reward_model = request.is_reward_model
         self._whole = whole_models(request.model, precision, is_reward_model=is_reward_model) if is_cast else whole
-        self._sharded = self._sharded_models(HONEST)
+        self._sharded: dict[str, PolicyAndFrozen] = {}
 
     def _measured(self, holder: ModelHolder) -> Yardsticks:
         request = self._request
@@ -214,6 +214,16 @@ class _OfPrecision:
             is_reward_model=self._request.is_reward_model,
         )
 
+    def _sharded_for(self, subject: Subject) -> PolicyAndFrozen:
+        """The sharded models of a subject. A collective the first time.
+
+        Users' own have one each: what they leave there (hooks, settings of FSDP) is not to be the next one's fault.
+        """
+        owner = "" if is_built_in(subject) else subject.name
+        if owner not in self._sharded:
+            self._sharded[owner] = self._sharded_models(HONEST)
+        return self._sharded[owner]
+
     def parity(self) -> Iterator[ParityResult]:
         """Every subject in every scenario."""
         for scenario in self._request.scenarios:
@@ -229,18 +239,19 @@ class _OfPrecision:
         micro_size, why = self._fitting(scenario, subject)
         if why:
             return replace(result, reasons=(why,))
+        sharded = self._sharded_for(subject)
         on_rank = SubjectOnRank(
             subject,
-            self._sharded.policy,
+            sharded.policy,
             scenario.case.groups,
-            over(yardstick.objective, self._sharded.frozen),
+            over(yardstick.objective, sharded.frozen),
             table=table_of(yardstick) if scenario.reference == "cached" else None,
         )
-        before = None if is_built_in(subject) else _bits(self._sharded)
+        before = None if is_built_in(subject) else _bits(sharded)
         run = run_sharded(on_rank, micro_size=micro_size, stages=HONEST, seed=self._request.seed)
-        if before is not None and before != _bits(self._sharded):
+        if before is not None and before != _bits(sharded):
             raise WeightsChangedError(f"subject {subject.name} changed the weights of the sharded model")
-        if trained := self._sharded.trained_though_frozen():
+        if trained := sharded.trained_though_frozen():
             raise WeightsChangedError(
                 f"subject {subject.name} trains the frozen {'adapter' if '.lora_' in trained[0] else 'model'}: "
                 f"{trained[0]} requires grad or has a gradient"
@@ -316,7 +327,7 @@ class _OfPrecision:
                     replace(probed, micro_size=result.micro_size),
                     self._yardsticks,
                     precision=self._precision,
-                    sharded=self._sharded,
+                    sharded=self._sharded_for(subject),
                     whole=self._whole,
                     policy=self._request.policy,
                     seed=self._request.seed,

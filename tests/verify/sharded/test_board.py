@@ -85,6 +85,13 @@ def test_a_collective_that_broke_inside_another_error_is_no_cause() -> None:
     assert str(raised_by(wrapped, TypeError("no model"))[0]) == "rank 1 of 2: TypeError: no model"
 
 
+def test_a_reduction_that_the_backend_does_not_have_is_said_as_it_is_and_no_rank_was_lost() -> None:
+    refused = [RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo") for _ in range(2)]
+    first, second = raised_by(*refused)
+    assert first is refused[0]
+    assert (str(second), type(second)) == ("RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo", SaidByRank0Error)
+
+
 def test_a_rank_that_ended_without_a_word_is_named_and_one_that_waits_is_not() -> None:
     raised = raised_by(CLOSED, DEAD, HANGS)  # whoever is not connected to the dead rank waits on
     assert isinstance(raised[0], RankLostError)

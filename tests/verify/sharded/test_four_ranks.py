@@ -62,6 +62,22 @@ class CountsRounds:
         return SimpleNamespace(loss=of_pairs.sum() / num_groups.squeeze(), rewards=rewards)
 
 
+class LeavesGradientHooks:
+    """Doubles a gradient by a hook that it hangs on the sharded model, once, and never takes off."""
+
+    name, takes = "leaves-gradient-hooks", ("pairs",)
+
+    def __init__(self) -> None:
+        self._packed, self._is_hung = select_subject("split"), False
+
+    def per_token_logps(self, model: Any, groups: Any) -> Any:
+        trained = [p for p in model.parameters() if p.requires_grad and isinstance(p, DTensor)]
+        if trained and not self._is_hung:
+            self._is_hung = True
+            trained[0].register_post_accumulate_grad_hook(lambda weight: weight.grad.mul_(2.0))
+        return self._packed.per_token_logps(model, groups)
+
+
 def write_pairs(folder: Path) -> Path:
     """Pairs of plain text, one too long, and a tokenizer of one token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -105,7 +121,7 @@ def run_rank(rank: int, port: int, folder: Path, outcomes: Any) -> None:
         request = ShardedRequest(
             model=ModelRequest(name="tiny", num_layers=1, lora=LoraSpec(strength=0.3)),
             precisions=("float32",),
-            subjects=(*map(select_subject, SUBJECTS), CountsRounds()),
+            subjects=(*map(select_subject, SUBJECTS), CountsRounds(), LeavesGradientHooks()),
             scenarios=named_scenarios(("balanced",), 257, 0, NUM_RANKS),
             policy=load_policy(None),
             variations=("eager", "padded-left"),
@@ -183,6 +199,14 @@ def test_a_loss_that_counts_groups_of_other_ranks_fails_where_micro_batches_of_a
     assert found["unlike-in-one-round"].groups_of_ranks == (3, 2, 2, 2)
     verdicts = {name: result.verdict for name, result in found.items()}
     assert (verdicts["unlike-in-one-round"], verdicts["balanced"]) == (Verdict.FAIL, Verdict.PASS)
+
+
+def test_what_a_subject_leaves_on_the_sharded_model_is_its_own_fault_and_not_that_of_the_next(
+    outcome: ShardedOutcome,
+) -> None:
+    found = results(outcome, "leaves-gradient-hooks")
+    assert {found[scenario].verdict for scenario in ("uneven-over-ranks", "balanced")} == {Verdict.FAIL}
+    assert results(outcome, "split")["balanced"].verdict is Verdict.PASS  # which was run after it
 
 
 def test_a_step_that_runs_backward_itself_is_not_run(outcome: ShardedOutcome) -> None:
