@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from packed_impl.attention import pretrained_model
 from verify.budget import Statistic, direct_budget, sft_loss_budget
 from verify.cases import Case
 from verify.checks.shares import shares
@@ -48,7 +47,7 @@ class Forms:
         Padding on the right sees the sequence before it, but not beyond the reach of a sliding window. Then it has no
         key, and eager softmax, whose mask is the lowest float64, works in float32.
         """
-        if dtype != "float64" or sliding_window(pretrained_model(model).config) is None:
+        if dtype != "float64" or sliding_window(model.config) is None:
             return self
         return replace(self, whole=tuple(VARIATIONS["eager"] if form == _EAGER else form for form in self.whole))
 

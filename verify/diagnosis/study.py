@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packed_impl.attention import pretrained_model
 from verify.cases import Case
 from verify.comparison import StructureError, compare_observations
 from verify.diagnosis.alignment import Tokens, hidden_states
@@ -83,7 +82,7 @@ class Workbench:
         holder = ModelHolder(self.request, self.dtype, is_reward_model=self.is_reward_model)
         self.model, self.baseline, self.frozen = holder.model, holder.baseline, holder.reference
         self.decoder = None if self.is_reward_model else find_decoder(self.model)
-        self.window = sliding_window(pretrained_model(self.model).config)
+        self.window = sliding_window(self.model.config)
 
     def observe(self, subject: Subject, case: Case) -> Observation:
         """Run a subject as the gate does.
