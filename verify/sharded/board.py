@@ -92,6 +92,27 @@ class Board:
         """Remember what this rank does, for the case that it is lost there."""
         self._step = step
 
+    def wait_for_all(self, timeout_s: float) -> None:
+        """Wait until every rank has come this far.
+
+        Args:
+            timeout_s: How long rank 0 waits; the others give it time to say who is missing.
+
+        Raises:
+            RankLostError: Some did not come in time.
+        """
+        self._store.set(f"came {self._rank}", "")
+        until = time.monotonic() + timeout_s + (ANSWER_S if self._rank else 0)
+        missing = list(range(self._world_size))
+        while missing := [rank for rank in missing if not self._store.check([f"came {rank}"])]:
+            if self._store.check(["missing"]):
+                raise RankLostError(self._store.get("missing").decode())
+            if time.monotonic() > until:
+                text = f"{_ranks(missing)} did not come within {timeout_s:g} s: ended, stopped, or never started"
+                self._store.set("missing", text)
+                raise RankLostError(text)
+            time.sleep(_BETWEEN_LOOKS_S)
+
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Show the others that this process lives, while the context is open."""

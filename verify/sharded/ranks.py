@@ -132,6 +132,7 @@ def process_group(place: RankPlace, timeout_s: float) -> Iterator[Callable[[str]
                 import torch
 
                 torch.cuda.set_device(place.device)
+            _meet(board, timeout_s)
             _form(dist, place, store, timeout_s)
             yield board.enter
         except Exception as error:
@@ -140,6 +141,15 @@ def process_group(place: RankPlace, timeout_s: float) -> Iterator[Callable[[str]
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def _meet(board: Board, timeout_s: float) -> None:
+    """Wait for all ranks; torch would say how many of them are missing, to rank 0 alone, and not which."""
+    longest_s = timeout_s + ANSWER_S + _LAST_WORDS_S
+    try:
+        within(longest_s, lambda: board.wait_for_all(timeout_s))
+    except TimeoutError as silent:
+        raise RankLostError(f"the store of the group gave no answer for {longest_s:g} s") from silent
 
 
 def _form(dist: Any, place: RankPlace, store: Store, timeout_s: float) -> None:
@@ -156,15 +166,11 @@ def _form(dist: Any, place: RankPlace, store: Store, timeout_s: float) -> None:
 def _store(place: RankPlace, timeout_s: float) -> Store:
     """The store that MASTER_ADDR and MASTER_PORT name; rank 0 keeps it, or torchrun does."""
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
     where = f"{os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}"
     timeout = timedelta(seconds=timeout_s)
     try:
-        store: Store
-        store, _, _ = within(
-            timeout_s + _LAST_WORDS_S, lambda: next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
-        )
+        store: Store = within(timeout_s + _LAST_WORDS_S, lambda: _connected(dist, place, timeout))
     except TimeoutError as silent:
         raise RankLostError(
             f"rank {place.rank}: whoever listens at {where} gave no answer within {timeout_s:g} s: another program has "
@@ -180,11 +186,22 @@ def _store(place: RankPlace, timeout_s: float) -> Store:
         raise RankLostError(
             f"rank {place.rank} cannot reach the store at {where}{keeper}: {one_line(error)}"
         ) from error
-    except dist.DistStoreError as error:
-        raise RankLostError(
-            f"rank {place.rank} of {place.world_size}: not all ranks came to the store at {where} within "
-            f"{timeout_s:g} s: {one_line(error)}"
-        ) from error
+    return store
+
+
+def _connected(dist: Any, place: RankPlace, timeout: timedelta) -> Store:
+    """As torch's "env://" does it, but nobody waits for the others yet: :func:`_meet` does, and knows them by name."""
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store: Store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        place.world_size,
+        is_master=place.rank == 0 and not of_torchrun,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=not of_torchrun,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+    )
     return store
 
 

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
-from verify.sharded.board import RankLostError
+from verify.sharded.board import Board, RankLostError
 from verify.sharded.ranks import (
     RankPlace,
     place_from_environment,
@@ -164,6 +166,27 @@ def test_ranks_that_all_hang_are_ended_in_time_with_what_they_started(tmp_path: 
             for _ in range(200):  # until whoever inherits it has noticed
                 os.kill(int((tmp_path / rank).read_text()), 0)
                 time.sleep(0.05)
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    message = "rank 0 of 2: RankLostError: rank 1 did not come within 1 s: ended, stopped, or never started"
+    with pytest.raises(RankLostError, match=message), process_group(RankPlace(0, 2, 0), 1.0):
+        pass
+
+
+def test_all_ranks_say_alike_who_is_missing_as_soon_as_one_of_them_does() -> None:
+    """Else each would find rank 0 gone, which keeps the store and leaves first."""
+    store = HashStore()
+    boards = [Board(store, rank, 4) for rank in (0, 2)]
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(board.wait_for_all, 0.2) for board in boards]
+        said = {str(future.exception(timeout=5.0)) for future in waiting}
+    assert said == {"ranks 1, 3 did not come within 0.2 s: ended, stopped, or never started"}
 
 
 def test_a_port_in_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
