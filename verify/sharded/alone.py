@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch.distributed as dist
 from torch import nn
@@ -42,8 +41,9 @@ def alone() -> Iterator[None]:
     with ExitStack() as stack:
         for name in _COLLECTIVES:
             for module in (dist, distributed_c10d):
-                if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, _refused(name, getattr(module, name))))
+                if (collective := getattr(module, name, None)) is not None:
+                    stack.callback(setattr, module, name, collective)
+                    setattr(module, name, _refused(name, collective))
         yield
 
 
