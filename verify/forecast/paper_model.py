@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reports.cost_record import PathName
 from verify.forecast.depth import TRACED_LAYERS, LayersDifferError, Repeated, joined, unrolled
-from verify.forecast.fake_model import build_fake
+from verify.forecast.fake_model import build_fake, layers_are_alike
 from verify.forecast.request import Training
 from verify.forecast.state import ModelState, OptimizerStep, adamw_step
 from verify.forecast.step_trace import Window
@@ -71,7 +71,6 @@ class PaperModel:
         self._steps: dict[int, FakeStep] = {}
         self._optimizers: dict[int, OptimizerStep] = {}
         self._looked_at: set[PathName] = set()
-        self._layers_differ = False
 
     @property
     def num_positions(self) -> int:
@@ -81,6 +80,10 @@ class PaperModel:
             ValueError: The config does not say, so that it is none of a decoder with attention.
         """
         return _whole_number(self.config, "max_position_embeddings")
+
+    @cached_property
+    def _layers_differ(self) -> bool:
+        return self.depth > _FEWEST_LAYERS and not layers_are_alike(self.config)
 
     @cached_property
     def state(self) -> ModelState:
@@ -154,7 +157,7 @@ class PaperModel:
         return self._step(num_layers).windows(path, call, with_reference=with_reference)
 
     def _depth_of(self, wanted: int) -> int:
-        return min(wanted, self.depth)
+        return self.depth if self._layers_differ else min(wanted, self.depth)
 
     def _step(self, num_layers: int) -> FakeStep:
         if num_layers not in self._steps:
