@@ -19,6 +19,7 @@ from verify.forecast.step_trace import Window
 from verify.forecast.traced_step import FakeStep
 from verify.groups import PreferenceGroup
 from verify.models.checkpoint import read_config, read_config_file
+from verify.models.config_fields import check_fields
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.random_weights import hf_config
 from verify.models.shape_file import is_shape_file, is_transformers_config, read_shape
@@ -36,13 +37,14 @@ def read_any_config(name: str) -> Any:
         name: A published name, a JSON file of a shape or of a config of transformers, or a folder with a config.json.
 
     Raises:
-        ValueError: An unknown name, or a file that is none of these.
+        ValueError: An unknown name, a file that is none of these, or a field that no decoder can have.
     """
     path = Path(name)
     if name.lower() not in NAMED_CONFIGS and (path.is_dir() or is_transformers_config(path)):
         config = read_config(path) if path.is_dir() else read_config_file(path)
         if config.get_text_config() is not config:
             raise ValueError(f"model {name}: steps are forecast of models of text alone, not of {config.model_type}")
+        check_fields(config, name)
         return config
     return _hf(read_shape(path).config if is_shape_file(name) else named_config(name))
 
