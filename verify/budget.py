@@ -63,7 +63,7 @@ def direct_budget(
     """Budget of log-probs, or of one LoRA tensor, for the maximum and for the RMS.
 
     budget = factor * (max(noise of this case, noise over all cases, widened for n values) + shared noise)
-             + epsilons * eps(dtype) * size, widened for n values; twice that between two log-probs
+             + epsilons * eps(dtype) * size, widened for n values; between two log-probs + eps(float32)
              + shared rounding
 
     Args:
@@ -93,13 +93,15 @@ def direct_budget(
         "rms": (own.rms, pooled * widened),
     }
     epsilon = float(torch.finfo(DTYPES[rounds_in(dtype_name)]).eps)
-    # A log-softmax is off by up to an epsilon of its result: those of subject and witness are, the oracle's is not. Of
-    # a gradient, rounded to half an epsilon, one covers two.
-    num_rounded = 2 if kind == "differential" and quantity != "gradients" else 1
+    rounded = epsilon
+    if kind == "differential" and quantity != "gradients":
+        # A log-softmax, of float32 at least, is off by up to an epsilon of its result: the oracle's is not, those of
+        # subject and witness both are. Of a gradient, rounded to half an epsilon, one covers two.
+        rounded += min(epsilon, float(torch.finfo(torch.float32).eps))
     budgets: dict[Statistic, Budget] = {}
     for statistic, (of_case, of_run) in noises.items():
         value = max(of_case, of_run) + shared_noise * (peak if statistic == "max" else 1.0)
-        floor = num_rounded * policy.floor.epsilons * epsilon * size[statistic] * widened
+        floor = policy.floor.epsilons * rounded * size[statistic] * widened
         floor += shared_rounding * (peak if statistic == "max" else 1.0)
         budgets[statistic] = Budget(
             value=factor * value + floor,
