@@ -18,6 +18,7 @@ from verify.forecast.request import Training
 from verify.models.advice import without_advice
 from verify.models.lora import with_adapters
 from verify.models.random_weights import implementations
+from verify.subjects.path_calls import decoder_layers_of
 
 
 def build_fake(
@@ -51,6 +52,35 @@ def build_fake(
         again = partial(kernels_of, device_type)
         enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())})
     return model.train()
+
+
+def layers_are_alike(config: Any) -> bool:
+    """Whether the layers of a causal LM differ in nothing but their number: kinds, modules, settings and shapes.
+
+    The whole depth is looked at: some models have experts, or attend through a window, from some layer on.
+
+    Args:
+        config: A transformers config; left as it is.
+    """
+    if len(set(getattr(config, "layer_types", None) or [""])) > 1:
+        return False
+    whole = type(config)(**config.to_dict())
+    with torch.device("meta"), no_init_weights(), without_advice():
+        layers = decoder_layers_of(AutoModelForCausalLM.from_config(whole, **implementations(whole)))
+    first, *others = map(_built_as, layers)
+    return all(other == first for other in others)
+
+
+def _built_as(layer: nn.Module) -> list[tuple[object, ...]]:
+    modules = [
+        (name, type(module), {key: value for key, value in vars(module).items() if _is_setting(key, value)})
+        for name, module in layer.named_modules()
+    ]
+    return [*modules, *((name, parameter.shape) for name, parameter in layer.named_parameters())]
+
+
+def _is_setting(name: str, value: object) -> bool:
+    return name != "layer_idx" and isinstance(value, bool | int | float | str | None)
 
 
 def _depth(config: Any, num_layers: int) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reports.cost_record import PathName
 from verify.forecast.depth import TRACED_LAYERS, LayersDifferError, Repeated, joined, unrolled
-from verify.forecast.fake_model import build_fake
+from verify.forecast.fake_model import build_fake, layers_are_alike
 from verify.forecast.request import Training
 from verify.forecast.state import ModelState, OptimizerStep, adamw_step
 from verify.forecast.step_trace import Window
 from verify.forecast.traced_step import FakeStep
 from verify.groups import PreferenceGroup
 from verify.models.checkpoint import read_config, read_config_file
+from verify.models.config_fields import check_fields
 from verify.models.configs import NAMED_CONFIGS, NamedConfig, named_config
 from verify.models.random_weights import hf_config
 from verify.models.shape_file import is_shape_file, is_transformers_config, read_shape
@@ -36,13 +37,14 @@ def read_any_config(name: str) -> Any:
         name: A published name, a JSON file of a shape or of a config of transformers, or a folder with a config.json.
 
     Raises:
-        ValueError: An unknown name, or a file that is none of these.
+        ValueError: An unknown name, a file that is none of these, or a field that no decoder can have.
     """
     path = Path(name)
     if name.lower() not in NAMED_CONFIGS and (path.is_dir() or is_transformers_config(path)):
         config = read_config(path) if path.is_dir() else read_config_file(path)
         if config.get_text_config() is not config:
             raise ValueError(f"model {name}: steps are forecast of models of text alone, not of {config.model_type}")
+        check_fields(config, name)
         return config
     return _hf(read_shape(path).config if is_shape_file(name) else named_config(name))
 
@@ -71,7 +73,6 @@ class PaperModel:
         self._steps: dict[int, FakeStep] = {}
         self._optimizers: dict[int, OptimizerStep] = {}
         self._looked_at: set[PathName] = set()
-        self._layers_differ = False
 
     @property
     def num_positions(self) -> int:
@@ -81,6 +82,10 @@ class PaperModel:
             ValueError: The config does not say, so that it is none of a decoder with attention.
         """
         return _whole_number(self.config, "max_position_embeddings")
+
+    @cached_property
+    def _layers_differ(self) -> bool:
+        return self.depth > _FEWEST_LAYERS and not layers_are_alike(self.config)
 
     @cached_property
     def state(self) -> ModelState:
@@ -154,7 +159,7 @@ class PaperModel:
         return self._step(num_layers).windows(path, call, with_reference=with_reference)
 
     def _depth_of(self, wanted: int) -> int:
-        return min(wanted, self.depth)
+        return self.depth if self._layers_differ else min(wanted, self.depth)
 
     def _step(self, num_layers: int) -> FakeStep:
         if num_layers not in self._steps:

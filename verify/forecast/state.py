@@ -73,35 +73,38 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The parameters of a model of layers that are alike.
+    """The parameters of a model.
 
     Args:
         root: Those outside of the layers.
-        layer: Those of one layer.
-        depth: Number of layers.
+        layers: Those of each layer.
     """
 
     root: Tensors
-    layer: Tensors
-    depth: int
+    layers: tuple[Tensors, ...]
+
+    @property
+    def layer(self) -> Tensors:
+        """Those of the largest layer: where layers differ, what is gathered is bounded by it."""
+        return max(self.layers, key=Tensors.num_bytes)
 
     @staticmethod
     def of(model: nn.Module, depth: int) -> ModelState:
-        """That of a model whose second layer, or only one, stands for all."""
+        """That of a model as it is or, if it is less deep, of one whose layers are all like its second, or only one."""
         layers = decoder_layers_of(model)
         of_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
         root = Tensors.of(parameter for parameter in model.parameters() if id(parameter) not in of_layers)
-        return ModelState(root, Tensors.of(layers[min(1, len(layers) - 1)].parameters()), depth)
+        if len(layers) == depth:
+            return ModelState(root, tuple(Tensors.of(layer.parameters()) for layer in layers))
+        return ModelState(root, (Tensors.of(layers[min(1, len(layers) - 1)].parameters()),) * depth)
 
     def num_bytes(self, num_ranks: int, *, trained_only: bool = False) -> int:
         """Bytes that a rank keeps of all parameters, or of those that are trained."""
-        root, layer = (part.shards(num_ranks).num_bytes(trained_only=trained_only) for part in (self.root, self.layer))
-        return root + self.depth * layer
+        return sum(part.shards(num_ranks).num_bytes(trained_only=trained_only) for part in (self.root, *self.layers))
 
     def num_elements(self, *, trained_only: bool = False) -> int:
         """Elements of all parameters, or of those that are trained."""
-        root, layer = (part.num_elements(trained_only=trained_only) for part in (self.root, self.layer))
-        return root + self.depth * layer
+        return sum(part.num_elements(trained_only=trained_only) for part in (self.root, *self.layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def adamw_step(state: ModelState, num_ranks: int, fake: FakeTensorMode, *, by_li
     Returns:
         What it holds, and what its step takes.
     """
-    parts = [state.root.shards(num_ranks), *[state.layer.shards(num_ranks)] * state.depth]
+    parts = [part.shards(num_ranks) for part in (state.root, *state.layers)]
     with fake:
         parameters = [
             nn.Parameter(torch.empty(shape, dtype=dtype))

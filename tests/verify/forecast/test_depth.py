@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
 from verify.forecast.depth import LayersDifferError, joined, unrolled
+from verify.forecast.fake_model import layers_are_alike
 from verify.forecast.forecast import pairs_of
 from verify.forecast.paper_model import PaperModel
 from verify.forecast.peak import peak_of
@@ -17,6 +19,7 @@ from verify.forecast.step_trace import Window
 from verify.forecast.work import Work, total_work
 from verify.models.configs import NAMED_CONFIGS
 from verify.models.random_weights import hf_config
+from verify.packing_plan.costs import GroupLengths
 
 CONFIG = hf_config(NAMED_CONFIGS["tiny"], 6)
 
@@ -76,3 +79,26 @@ def test_calls_run_backward_last_first_and_make_gradients_once() -> None:
         ("backward", -2, 5),
         ("backward", -1, 0),
     ]
+
+
+@pytest.mark.parametrize("dense", [(0,), (1,), (4,)])
+def test_a_layer_without_experts_counts_wherever_it_is(dense: tuple[int, ...]) -> None:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 12, "head_dim": 4, "num_attention_heads": 2}
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "mlp_only_layers": list(dense)}
+    config = Qwen3MoeConfig(**sizes, **experts, num_key_value_heads=1, num_hidden_layers=5, use_sliding_window=False)
+    with torch.device("meta"):
+        real = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    model = PaperModel(config, Training(), dtype=torch.float32, device_type="cpu")
+    elements, adapters = model.num_elements()
+    assert elements - adapters == real
+    lengths = [GroupLengths(5, (4, 3))]
+    step, whole = model.step("dense", lengths), model.windows("dense", lengths, 5)
+    counted = total_work((each.window.work, each.times) for each in step).counted
+    assert counted == sum(each.work.counted for each in whole) > 0
+
+
+def test_a_window_that_begins_after_the_first_layers_makes_layers_differ() -> None:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 12, "num_attention_heads": 2}
+    config = Qwen2Config(**sizes, num_key_value_heads=1, num_hidden_layers=6, use_sliding_window=True)
+    assert not layers_are_alike(Qwen2Config(**{**config.to_dict(), "layer_types": None, "max_window_layers": 5}))
+    assert layers_are_alike(Qwen2Config(**{**config.to_dict(), "layer_types": None, "max_window_layers": 6}))
