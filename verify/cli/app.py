@@ -118,7 +118,8 @@ def _run(arguments: list[str]) -> int:
     with no_empty_folder(out_folder(arguments)):
         # Not standalone: typer would draw a box around what is wrong, over several lines.
         status = app(arguments or ["--help"], prog_name="packparity", standalone_mode=False)
-    if status == INTERRUPTED and arguments[:1] not in (["calibrate"], ["cost"]):  # which says itself what it keeps
+    says_itself = STARTED_HERE in os.environ or arguments[:1] in (["calibrate"], ["cost"])  # the launcher; what is kept
+    if status == INTERRUPTED and not says_itself:
         _say(NOTHING_WRITTEN)
     return int(status or 0) if arguments else 2
 

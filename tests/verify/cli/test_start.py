@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from verify.cli.app import _run
 from verify.cli.interrupts import interrupts_noted
+from verify.sharded.ranks import STARTED_HERE
 
 INTERRUPTED_IMPORT = """
 import os, signal, sys
@@ -111,3 +113,15 @@ def _import_interrupted(become: type[BaseException] | None) -> None:
 
 def _ended(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(("environment", "said"), [({}, 1), ({STARTED_HERE: "1"}, 0)])
+def test_an_interrupted_rank_leaves_it_to_its_launcher_to_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], environment: dict[str, str], said: int
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("verify.cli.app.end_with_the_launcher", lambda: None)
+    monkeypatch.setattr("verify.cli.app.app", lambda *arguments, **options: 130)
+    assert _run(["sharded"]) == 130
+    assert capsys.readouterr().err.count("interrupted: nothing was written") == said
