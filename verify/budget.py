@@ -92,16 +92,11 @@ def direct_budget(
         "max": (own.max, pooled * max(policy.small_sample.max_sigmas, peak)),
         "rms": (own.rms, pooled * widened),
     }
-    epsilon = float(torch.finfo(DTYPES[rounds_in(dtype_name)]).eps)
-    rounded = epsilon
-    if kind == "differential" and quantity != "gradients":
-        # A log-softmax, of float32 at least, is off by up to an epsilon of its result: the oracle's is not, those of
-        # subject and witness both are. Of a gradient, rounded to half an epsilon, one covers two.
-        rounded += min(epsilon, float(torch.finfo(torch.float32).eps))
+    epsilon = policy.floor.epsilons * _rounding(kind, quantity, dtype_name)
     budgets: dict[Statistic, Budget] = {}
     for statistic, (of_case, of_run) in noises.items():
         value = max(of_case, of_run) + shared_noise * (peak if statistic == "max" else 1.0)
-        floor = policy.floor.epsilons * rounded * size[statistic] * widened
+        floor = epsilon * size[statistic] * widened
         floor += shared_rounding * (peak if statistic == "max" else 1.0)
         budgets[statistic] = Budget(
             value=factor * value + floor,
@@ -111,6 +106,16 @@ def direct_budget(
             source=own.source if of_case >= of_run else f"{own.source}, pooled over the cases",
         )
     return budgets
+
+
+def _rounding(kind: BudgetKind, quantity: Quantity, dtype_name: str) -> float:
+    """Relative rounding of a distance between two values that are the same but for it."""
+    epsilon = float(torch.finfo(DTYPES[rounds_in(dtype_name)]).eps)
+    if kind == "oracle" or quantity == "gradients":
+        return epsilon  # of a gradient, rounded to half an epsilon, one covers two
+    # A log-softmax, of float32 at least, is off by up to an epsilon of its result: the oracle's is not, those of
+    # subject and witness both are.
+    return epsilon + min(epsilon, float(torch.finfo(torch.float32).eps))
 
 
 def sft_loss_budget(objective: Sft, expected: Observation, *, logps_rms: float) -> float:
